@@ -27,7 +27,8 @@ REPORTED = {
     "NVIDIA GH200 480GB": "GH200",
     "NVIDIA H20": "H20",
     "NVIDIA A10G": "A10G",
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX-PRO-6000",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX-PRO-6000-Server",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "RTX-PRO-6000",
     "NVIDIA RTX A6000": "RTX-A6000",
     "NVIDIA A100-SXM4-40GB": "A100-SXM-40GB",
     "NVIDIA A100-SXM4-80GB": "A100-SXM-80GB",
@@ -66,6 +67,11 @@ def test_an_entry_is_complete_and_narrower_formats_are_no_slower(gpu: gpus.Gpu) 
 #: Of each GPU: FP32 lanes of a multiprocessor, half-precision FLOPs that its tensor cores do in a cycle, bits of the memory's
 #: bus, Gbit/s of a pin, links to other GPUs and GB/s of one in one direction, generation of PCIe.
 BUILT = {
+    "M40": (128, 0, 384, 6.0, 0, 0, 3),
+    "Titan-X-Maxwell": (128, 0, 384, 7.0, 0, 0, 3),
+    "Titan-X-Pascal": (128, 0, 384, 10.0, 0, 0, 3),
+    "Titan-Xp": (128, 0, 384, 11.4, 0, 0, 3),
+    "GTX-1080-Ti": (128, 0, 352, 11.0, 0, 0, 3),
     "P4": (128, 0, 256, 6.0, 0, 0, 3),
     "P100-PCIe": (64, 0, 4096, 1.43, 0, 0, 3),
     "P100-SXM2": (64, 0, 4096, 1.43, 4, 20, 3),
@@ -98,6 +104,10 @@ BUILT = {
     "A10G": (128, 512, 384, 12.5, 0, 0, 4),
     "RTX-5090": (128, 512, 512, 28.0, 0, 0, 5),
     "RTX-PRO-6000": (128, 1024, 512, 28.0, 0, 0, 5),
+    "RTX-PRO-6000-Server": (128, 1024, 512, 25.0, 0, 0, 5),
+    "MI25": (64, 0, 2048, 1.89, 0, 0, 3),
+    "Vega-FE": (64, 0, 2048, 1.89, 0, 0, 3),
+    "Xeon-Phi-7250": (32, 0, 512, 7.2, 0, 0, 3),
     "MI250": (128, 1024, 4096, 3.2, 3, 50, 4),  # 64 lanes; its matrix cores do float32 twice as fast
     "MI300X": (128, 2048, 8192, 5.2, 7, 64, 5),
     "RTX-3090": (128, 512, 384, 19.5, 4, 14.0625, 4),
@@ -126,11 +136,16 @@ def test_the_figures_of_a_data_sheet_follow_from_what_the_gpu_is_built_of(name: 
 
 @pytest.mark.parametrize("gpu", gpus.catalogue(), ids=lambda gpu: gpu.name)
 def test_tensor_cores_halve_with_each_doubling_of_the_width(gpu: gpus.Gpu) -> None:
-    """Dense peaks: TF32 at half of the rate of half precision, FP8 at twice. One with sparsity would be out of step."""
+    """Dense peaks: TF32 at half of the rate of half precision, FP8 at twice, FP4 at four times, in chips that gave up float64
+    for it six times. One with sparsity would be out of step.
+    """
     if "tf32" in gpu.flops:
         assert gpu.flops["float16"] == pytest.approx(2 * gpu.flops["tf32"], rel=0.02)
     if "float8_e4m3fn" in gpu.flops:
         assert gpu.flops["float8_e4m3fn"] == pytest.approx(2 * gpu.flops["float16"], rel=0.01)
+    if "float4_e2m1fn_x2" in gpu.flops:
+        times = 6 if gpu.name in ("B300", "GB300") else 8 if gpu.name == "RTX-5090" else 4
+        assert gpu.flops["float4_e2m1fn_x2"] == pytest.approx(times * gpu.flops["float16"], rel=0.01)
     if "bfloat16" in gpu.flops and "float16" in gpu.flops:
         assert gpu.flops["bfloat16"] == gpu.flops["float16"]
 
@@ -154,9 +169,19 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         gpus.find("abacus")
 
 
-def test_all_devices_of_the_measured_tables_are_in_the_catalogue(data_dir: Path) -> None:
-    with gzip.open(data_dir / "operators" / "linear_fp32_multi_gpu.csv.gz", "rt") as file:
-        devices = {row["device"] for row in csv.DictReader(file)}
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("operators/linear_fp32_multi_gpu", "device"),
+        ("operators/gemm_deepbench", "gpu"),
+        ("convolutions/neusight_fp32", "gpu"),
+        ("convolutions/deepbench", "gpu"),
+        ("image_models/timm", "gpu"),
+    ],
+)
+def test_all_devices_of_the_measured_tables_are_in_the_catalogue(data_dir: Path, table: str, column: str) -> None:
+    with gzip.open(data_dir / f"{table}.csv.gz", "rt") as file:
+        devices = {row[column] for row in csv.DictReader(file)}
     assert [device for device in devices if gpus.get(device) is None] == []
 
 

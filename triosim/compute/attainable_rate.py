@@ -16,10 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from triosim.gpus import Gpu
-from triosim.trace import DTYPE_BYTES
+from triosim.operators import number_formats
 
-#: Bytes of factors in formats that tensors are not stored in.
-_WIDTHS = {"tf32": 4}
 _NEW = ("ada", "hopper", "blackwell", "cdna")
 
 
@@ -41,7 +39,8 @@ class AttainableRate:
         The energy of a FLOP on tensor cores is proportional to the width of its factors: fp8 takes half of half precision's.
         """
         if dtype != "float32":
-            joules = gpu.joules_per_flop * _WIDTHS.get(dtype, DTYPE_BYTES.get(dtype, 2)) / 2.0
+            width = 4.0 if dtype == "tf32" else number_formats.bytes_of_factor(dtype)
+            joules = gpu.joules_per_flop * width / 2.0
             return gpu.tdp_watts / joules if joules and gpu.tdp_watts else math.inf
         if not gpu.tdp_watts:
             return math.inf

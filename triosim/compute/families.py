@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.compute.compute_model import Array, Mask, Rows
-from triosim.operators import products
+from triosim.operators import number_formats, products
 from triosim.operators.features import base_name, gradients_made, is_attention
 from triosim.trace import Operator
 
@@ -45,7 +45,7 @@ _LAYER_NORM = frozenset(("layer_norm", "native_layer_norm"))
 
 @dataclass(frozen=True)
 class FamilyCalls:
-    """The sizes of calls of one family in one dtype: a column for each of ``COLUMNS``.
+    """The sizes of calls of one family in one dtype (of products a number format): a column for each of ``COLUMNS``.
 
     ``kinds`` names element-wise operators; calls of attention that is not causal all have the kind ``FULL``.
     """
@@ -114,7 +114,8 @@ def _sizes(operator: Operator) -> _Call | None:
     dtype = inputs[0].dtype
     if name in products.DENSE:
         product = _product(name, operator)
-        return None if product is None else ("product", dtype, product, "")
+        form = number_formats.of_scaled(inputs) if name == "scaled_mm" else dtype
+        return None if product is None else ("product", form, product, "")
     if is_attention(name) and "backward" not in name.lower():
         attention = _attention(operator)
         return None if attention is None else ("attention", dtype, attention, "" if _is_causal(operator) else FULL)
@@ -141,9 +142,10 @@ def _product(name: str, operator: Operator) -> tuple[int, int, int, int] | None:
         return (1, math.prod(first[:-1]), second[0], first[-1]) if second[1] == first[-1] else None
     if first[-1] != second[-2]:
         return None
+    inner = first[-1] * number_formats.numbers_in_an_element(pair[0].dtype)
     if len(second) == 2:
-        return 1, math.prod(first[:-1]), second[-1], first[-1]
-    return math.prod(first[:-2]), first[-2], second[-1], first[-1]
+        return 1, math.prod(first[:-1]), second[-1], inner
+    return math.prod(first[:-2]), first[-2], second[-1], inner
 
 
 def _is_causal(operator: Operator) -> bool:

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+from triosim.operators import number_formats
 from triosim.operators.kinds import PRODUCTS_BY_FORM, ProductForm, names
 from triosim.trace import Operator, Tensor
 
@@ -20,9 +21,9 @@ TRANSPOSED_CONVOLUTIONS = names("convolution") - CONVOLUTIONS
 #: Products of two factors, whose gradients have as many FLOPs each.
 PRODUCTS = frozenset(name for name, form in _FORM_OF.items() if form in ("rows", "matrix", "added", "grouped"))
 #: One product of matrices or a batch of them, which is what the tables of measured operators hold.
-DENSE = frozenset(
-    ("linear", "mkldnn_linear", "mm", "bmm", "matmul", "linalg_matmul", "addmm", "baddbmm", "addmm_activation")
-)
+DENSE = frozenset((
+    "linear", "mkldnn_linear", "mm", "bmm", "matmul", "linalg_matmul", "addmm", "baddbmm", "addmm_activation", "scaled_mm",
+))  # fmt: skip
 _WEIGHTS = {"rows": (0, 1), "matrix": (-1, -2), "added": (-1, -2), "grouped": (-1, -2)}
 
 
@@ -100,7 +101,8 @@ def flops(name: str, operator: Operator) -> float | None:
     if pair is None:
         return None
     groups = outputs[0].shape[0] if form == "grouped" and len(pair[0].shape) == len(pair[1].shape) == 2 else 1
-    return 2.0 * outputs[0].numel * pair[0].shape[-1] / max(groups, 1)
+    packed = number_formats.numbers_in_an_element(pair[0].dtype)
+    return 2.0 * outputs[0].numel * packed * pair[0].shape[-1] / max(groups, 1)
 
 
 def recurrent_flops(operator: Operator) -> float | None:

@@ -28,13 +28,13 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 #: Bytes of one element, by dtype as PyTorch names it (without ``torch.``).
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "complex64": 8, "complex128": 16, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+    "float4_e2m1fn_x2": 1, "complex64": 8, "complex128": 16, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
     "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
 }  # fmt: skip
 #: What people write for a dtype, besides PyTorch's name of it.
 _SHORT = {
     "fp64": "float64", "double": "float64", "fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16",
-    "bf16": "bfloat16", "fp8": "float8_e4m3fn",
+    "bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn_x2", "nvfp4": "float4_e2m1fn_x2",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from triosim.cli import run
 from triosim.compute import attainable_rate
-from triosim.compute.fit import evaluation, family_tables, measured_files, operator_rows
+from triosim.compute.fit import evaluation, measured_files
 from triosim.compute.learned import model_files
 from triosim.errors import TriosimError
 from triosim.gpus import find
@@ -83,7 +83,7 @@ def test_evaluate_takes_the_rows_of_the_gpu_that_is_named(tmp_path: Path, capsys
 def test_a_name_that_leaves_the_board_open_takes_the_one_in_the_table(tmp_path: Path) -> None:
     table = tmp_path / "ln.csv"
     table.write_text("device,B,H,latency_ms\nTesla V100-PCIE-32GB,1024,512,0.2\nTesla T4,8,512,0.2\n", encoding="utf-8")
-    assert measured_files.gpu_among(family_tables.read(table).gpus(), "V100", str(table)).name == "V100-PCIe-32GB"
+    assert measured_files.read([str(table)], "V100").gpus() == ["V100-PCIe-32GB"]
 
 
 def test_a_board_that_may_not_draw_more_power_computes_no_faster() -> None:
@@ -106,16 +106,44 @@ def test_a_board_that_may_not_draw_more_power_computes_no_faster() -> None:
 def test_the_shipped_models_fit_the_rows_that_they_saw(name: str, gpu: str, most: float) -> None:
     """Necessary, not sufficient: errors of rows not seen are in validation/compute.py."""
     try:
-        table = family_tables.read(data(f"operators/{name}.csv.gz"))
+        measured = measured_files.read([str(data(f"operators/{name}.csv.gz"))], gpu)
     except DataAbsent as absent:
         pytest.skip(str(absent))
-    target = measured_files.gpu_among(table.gpus(), gpu, table.source)
-    rows = measured_files.rows_of(table, target)
-    assert evaluation.evaluate(operator_rows.of_table(rows, target)).total.mape_percent < most
+    assert evaluation.evaluate(measured).total.mape_percent < most
 
 
 def test_a_table_of_no_known_gpu_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("device,B,M,N,K,latency_ms\nGizmo 9000,8,512,512,64,0.2\n", encoding="utf-8")
     with pytest.raises(TriosimError, match="has no rows of"):
-        measured_files.rows_of(family_tables.read(table), find("H100"))
+        measured_files.read([str(table)], "H100")
+
+
+def test_a_table_of_several_gpus_is_judged_by_groups_and_unknown_ones_count_as_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "rows.csv"
+    rows = ("h100_80gb,fp8,64,4096,4096,0.02", "h100_80gb,bf16,64,4096,4096,0.02", "Gizmo 9000,bf16,64,4096,4096,0.01")
+    table.write_text("device,dtype,m,n,k,latency_ms\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    assert run(["calibrate", "evaluate", str(table), "--format", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    first, second, third = said["groups"]
+    assert [(one["gpu"], one["dtype"], one["rows"], one["refused"]) for one in said["groups"]] == [
+        ("H100-SXM", "float8_e4m3fn", 1, 0), ("H100-SXM", "bfloat16", 1, 0), ("Gizmo 9000", "bfloat16", 1, 1)
+    ]  # fmt: skip
+    assert third["mape_percent"] == 100.0
+    assert said["rows"] == 3
+    assert said["mape_percent"] == pytest.approx(
+        (first["mape_percent"] + second["mape_percent"] + third["mape_percent"]) / 3
+    )
+    assert run(["calibrate", "evaluate", str(table)]) == 0
+    assert "off by 100% each: 'Gizmo 9000' is not in the GPU catalogue" in capsys.readouterr().out
+
+
+def test_the_name_of_a_table_says_its_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("gemm_bf16_b200.csv", "rows.csv"):
+        (tmp_path / name).write_text("m,n,k,latency_ms\n64,4096,4096,0.01\n", encoding="utf-8")
+    assert run(["calibrate", "evaluate", str(tmp_path / "gemm_bf16_b200.csv"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpu"] == "B200"
+    assert run(["calibrate", "evaluate", str(tmp_path / "rows.csv")]) == 2
+    assert "rows.csv: does not say which GPU it is about; add --gpu NAME" in capsys.readouterr().err

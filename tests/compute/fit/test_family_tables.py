@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from triosim.compute import families
-from triosim.compute.fit import family_tables
+from triosim.compute.fit import deepbench, family_tables, table_names
 from triosim.errors import TriosimError
+from triosim.operators import features
 
 GEMM = "m,n,k,latency_ms\n8,4096,1024,0.01\n16,64,32,0.002\n"
 ATTENTION = "batch_size,sequence_length,num_heads,num_key_value_heads,head_dim,latency_ms\n"
@@ -40,18 +41,16 @@ def write(folder: Path, text: str, name: str = "table.csv") -> str:
     ],
 )
 def test_the_columns_say_what_a_table_is(tmp_path: Path, text: str, name: str, family: str, dtype: str) -> None:
-    table = family_tables.read(write(tmp_path, text, name))
+    (table,) = family_tables.read(write(tmp_path, text, name))
     assert (table.shapes.family, table.shapes.dtype) == (family, dtype)
 
 
 def test_a_compressed_table_is_the_same_table(tmp_path: Path) -> None:
     packed = tmp_path / "table.csv.gz"
     packed.write_bytes(gzip.compress(GEMM.encode()))
-    assert (
-        family_tables.read(packed).seconds.tolist()
-        == family_tables.read(write(tmp_path, GEMM)).seconds.tolist()
-        == [1e-5, 2e-6]
-    )
+    for path in (str(packed), write(tmp_path, GEMM)):
+        (table,) = family_tables.read(path)
+        assert table.seconds.tolist() == [1e-5, 2e-6]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, said: st
 )
 def test_the_operators_of_a_table_have_its_shapes(tmp_path: Path, text: str, name: str) -> None:
     """So that a model says the same of a table's row and of that operator in a trace."""
-    table = family_tables.read(write(tmp_path, text, name))
+    (table,) = family_tables.read(write(tmp_path, text, name))
     ((places, found),) = families.calls_of(family_tables.operators(table))
     assert places.tolist() == list(range(len(table)))
     assert (found.family, found.dtype) == (table.shapes.family, table.shapes.dtype)
@@ -112,7 +111,6 @@ def test_the_operators_of_a_table_have_its_shapes(tmp_path: Path, text: str, nam
         ("m,n,k,latency_ms\n1,2,3,1e-30\n", "table.csv:2: latency_ms: '1e-30' is 1e-33 s"),
         ("m,n,k,seconds\n1,2,3,1e9\n", "which no operator takes"),
         ("m,n,k,dtype,seconds\n1,2,3,fp16,1\n1,2,3,fp17,1\n", "table.csv:3: unknown dtype 'fp17'"),
-        ("m,n,k,dtype,seconds\n1,2,3,fp16,1\n1,2,3,bf16,1\n", "table.csv:3: several dtypes: bfloat16, float16"),
         (f"{ATTENTION}1,16,8,3,64,0.02\n", "table.csv:2: 8 heads cannot share 3 heads"),
         (f"{ATTENTION}1,16,2,8,64,0.02\n", "table.csv:2: 2 heads cannot share 8 heads"),
     ],
@@ -124,7 +122,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, text: str, said: str) -> None
 
 
 def test_notes_and_empty_lines_are_no_rows(tmp_path: Path) -> None:
-    table = family_tables.read(
+    (table,) = family_tables.read(
         write(tmp_path, "# mine\n\nm,n,k,latency_ms\n# warm\n8,4096,1024,0.01\n\n16,64,32,0.002\n")
     )
     assert table.seconds.tolist() == [1e-5, 2e-6]
@@ -132,4 +130,71 @@ def test_notes_and_empty_lines_are_no_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fp16", "half", "torch.float16", "FP16"])
 def test_a_dtype_may_be_written_shorter(tmp_path: Path, name: str) -> None:
-    assert family_tables.read(write(tmp_path, f"m,n,k,dtype,seconds\n1,2,3,{name},1e-6\n")).shapes.dtype == "float16"
+    (table,) = family_tables.read(write(tmp_path, f"m,n,k,dtype,seconds\n1,2,3,{name},1e-6\n"))
+    assert table.shapes.dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "dtype"),
+    [
+        ("gemm_fp8_h100.csv.gz", "H100-SXM", "float8_e4m3fn"),
+        ("gemm_fp8_block_b200.csv.gz", "B200", "float8_e4m3fn_block"),
+        ("gemm_nvfp4_gb200.csv", "GB200", "float4_e2m1fn_x2"),
+        ("attention_causal_bf16_rtx_pro_6000_server.csv.gz", "RTX-PRO-6000-Server", "bfloat16"),
+        ("linear-a100_40gb-fp16.csv", "A100-SXM-40GB", "float16"),
+        ("my rows.csv", None, None),
+    ],
+)
+def test_a_file_is_named_after_gpu_and_dtype(name: str, gpu: str | None, dtype: str | None) -> None:
+    assert (table_names.gpu_of(f"b200/{name}"), table_names.format_of(f"fp16/{name}")) == (gpu, dtype)
+
+
+def test_columns_say_the_dtype_before_the_name_and_the_user_only_where_neither_does(tmp_path: Path) -> None:
+    rows = write(
+        tmp_path, "m,n,k,dtype,seconds\n1,2,3,fp8_block,1e-6\n4,5,6,bf16,1e-5\n7,8,9,fp8_block,1e-4\n", "fp16.csv"
+    )
+    first, second = family_tables.read(rows)
+    assert (first.shapes.dtype, first.shapes["k"].tolist()) == ("float8_e4m3fn_block", [3, 9])
+    assert (second.shapes.dtype, second.lines.tolist()) == ("bfloat16", [3])
+    with pytest.raises(TriosimError, match=r"fp16.csv:3: a row in bfloat16, not in float8_e4m3fn_block"):
+        family_tables.read(rows, dtype="fp8_block")
+    for name, asked, dtype in (
+        ("fp16.csv", None, "float16"),
+        ("fp16.csv", "bf16", "bfloat16"),
+        ("t.csv", "fp8", "float8_e4m3fn"),
+    ):
+        (table,) = family_tables.read(write(tmp_path, GEMM, name), dtype=asked)
+        assert table.shapes.dtype == dtype
+    with pytest.raises(TriosimError, match="--dtype: unknown dtype 'fp17'; known: bfloat16"):
+        family_tables.read(rows, dtype="fp17")
+
+
+@pytest.mark.parametrize(("form", "factors", "scales"), [
+    ("fp8", [(8, 1024), (1024, 4096)], [(), ()]),
+    ("fp8_block", [(8, 1024), (1024, 4096)], [(8, 8), (8, 32)]),
+    ("nvfp4", [(8, 512), (512, 4096)], [(8, 64), (64, 4096)]),
+])  # fmt: skip
+def test_products_of_narrow_numbers_have_scales(
+    tmp_path: Path, form: str, factors: list[tuple[int, ...]], scales: list[tuple[int, ...]]
+) -> None:
+    """DeepSeek's blocks are 1 by 128 and 128 by 128 numbers; nvfp4 has two numbers in a byte, and a scale for each 16."""
+    (table,) = family_tables.read(write(tmp_path, "m,n,k,latency_ms\n8,4096,1024,0.01\n"), dtype=form)
+    (operator,) = family_tables.operators(table)
+    assert operator.name == "aten::_scaled_mm"
+    assert [tensor.shape for tensor in operator.inputs] == [*factors, *scales]
+    assert features.flops(operator) == 2 * 8 * 4096 * 1024
+    ((_, calls),) = families.calls_of([operator])
+    assert (calls.dtype, calls["m"], calls["n"], calls["k"]) == (table.shapes.dtype, 8, 4096, 1024)
+
+
+def test_deepbench_multiplies_matrices_that_are_stored_by_columns(tmp_path: Path) -> None:
+    text = (
+        "gpu,precision,M,N,K,A Transpose,B Transpose,Time (msec)\nNV_V100,Float,1760,16,2560,N,N,0.05\n"
+        'NV_T4,"16 bit inputs, 16 bit multiplication, 32 bit addition",35,8457,4096,T,N,0.5\n'
+    )
+    single, half = deepbench.read(write(tmp_path, text))
+    assert (single.shapes.dtype, single.gpus(), half.shapes.dtype, half.gpus()) == (
+        "float32", ["NV_V100"], "float16", ["NV_T4"]
+    )  # fmt: skip
+    assert [half.shapes[name].tolist() for name in "bmnk"] == [[1], [8457], [35], [4096]]
+    assert half.seconds.tolist() == [5e-4]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from triosim.cli import options as o
@@ -16,7 +17,7 @@ from triosim.config.option import GENERAL
 from triosim.units import format_time
 
 if TYPE_CHECKING:
-    from triosim.compute.fit.evaluation import Evaluation, Statistics
+    from triosim.compute.fit.evaluation import Evaluation, Group, Statistics
     from triosim.networks.calibration.fit.judging import ErrorSummary
     from triosim.networks.calibration.fit.system_evaluation import GroupErrors, SystemEvaluation
 
@@ -30,7 +31,10 @@ tables = LaterModule("reports.terminal.tables")
 
 # fmt: off
 OPTIONS = (
-    Option("gpu", metavar="NAME", panel=GENERAL, help="The GPU that was measured, if DATA does not say."),
+    Option("gpu", metavar="NAME", panel=GENERAL, help=
+        "The GPU that was measured, if neither DATA nor its name says; of several, the one to judge."),
+    Option("dtype", metavar="NAME", panel=GENERAL, help=
+        "The number format of a table that does not say it: bfloat16, fp8, fp8_block, nvfp4 ..."),
     Option("models", metavar="FILE", panel=GENERAL, help=
         "A file or folder of fitted models to use before the shipped ones."),
     OPERATOR,
@@ -53,7 +57,8 @@ def command(
 
     [bold]Examples[/]
 
-    [cyan]triosim calibrate evaluate gemm_bf16_h100.csv.gz --gpu H100[/]
+    [cyan]triosim calibrate evaluate gemm_fp8_h100.csv.gz[/]
+    [cyan]triosim calibrate evaluate products.csv --gpu H100 --dtype fp8_block[/]
     [cyan]triosim calibrate evaluate run/ --models h100.npz[/]
     [cyan]triosim calibrate evaluate bmm_fp32_multi_gpu.csv.gz --gpu 'Tesla T4' --format json[/]
     [cyan]triosim calibrate evaluate clusters.csv[/]
@@ -68,16 +73,12 @@ def command(
         return
     if models is not None:
         model_files.check(models)
-    measured = measured_files.read([table], gpu, given["operator"], given["cache"])
-    target = measured.single_gpu(table)
-    (rows,) = measured.by_gpu()
-    one_operator = {(part.shapes.family, part.shapes.dtype) for part in measured.tables}
+    measured = measured_files.read([table], gpu, given["operator"], given["cache"], given["dtype"], unknown=True)
     with model_files.using(models):
-        for line in (*measured_files.unknown_names([rows]), *evaluation.already_fitted(rows, one_operator)):
+        for line in (*measured_files.unknown_names(measured.by_gpu()), *evaluation.already_fitted(measured)):
             print(f"triosim: {line}", file=sys.stderr)
-        judged = evaluation.evaluate(rows)
-    family, dtype = next(iter(one_operator)) if one_operator else ("all", None)
-    _show(judged, target.name, family, dtype, format)
+        judged = evaluation.evaluate(measured)
+    _show(judged, format, [one.reason for one in measured.refused])
 
 
 def _evaluate_collectives(table: str, topology: str, collective: str | None, gpu: str | None, format: str) -> None:
@@ -126,18 +127,33 @@ def _by_size(total: ErrorSummary, kinds: Mapping[str, ErrorSummary]) -> dict[str
     return rows
 
 
-def _show(judged: Evaluation, gpu: str, operator: str, dtype: str | None, format: str) -> None:
+def _show(judged: Evaluation, format: str, refused: Sequence[str]) -> None:
+    gpus = ", ".join(dict.fromkeys(group.gpu for group in judged.groups))
     if format == "json":
+        known = {"gpu": gpus, "operator": judged.only("operator") or "all", "dtype": judged.only("dtype")}
         kinds = {name: {**one.as_dict(), "model": judged.models[name]} for name, one in judged.kinds.items()}
         sums = {"measured_seconds": judged.measured_seconds, "predicted_seconds": judged.predicted_seconds}
-        known = {"gpu": gpu, "operator": operator, **({"dtype": dtype} if dtype else {}), "model": judged.model}
         classes = {"classes": _as_dicts(judged.classes), "kinds": kinds}
-        _print_json({**judged.total.as_dict(), **known, **sums, **classes})
+        groups = [asdict(group) for group in judged.groups]
+        _print_json({**judged.total.as_dict(), **known, "model": judged.model, **sums, **classes, "groups": groups})
         return
     rows = {"all": judged.total, **judged.classes}
     rows |= {f"{name} ({judged.models[name]})": one for name, one in judged.kinds.items()}
     together = f"{format_time(judged.measured_seconds)} measured, {format_time(judged.predicted_seconds)} predicted"
-    _print_table(f"auto on {gpu}: all operators together {together}", rows)
+    _print_table(f"auto on {gpus}: all operators together {together}", rows)
+    if len(judged.groups) > 1:
+        print()
+        _print_groups(judged.groups)
+    for reason in dict.fromkeys(refused):
+        print(textwrap.fill(f"refused, off by 100% each: {reason}", 80))
+
+
+def _print_groups(groups: Sequence[Group]) -> None:
+    made = tables.table("MAPE by GPU", "GPU", "operator", "dtype", "rows", "MAPE", "refused")
+    for group in groups:
+        figures = str(group.rows), f"{group.mape_percent:.2f} %", str(group.refused or "")
+        made.add_row(group.gpu, group.operator, group.dtype, *figures)
+    show_on_terminal(made)
 
 
 def _as_dicts(several: dict[str, Statistics]) -> dict[str, dict[str, float]]:

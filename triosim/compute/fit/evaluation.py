@@ -1,14 +1,19 @@
-"""The errors of predicted operator times against measured ones, over the rows of tables and traces."""
+"""The errors of predicted operator times against measured ones, over the rows of tables and traces.
+
+A row on a GPU that is not known is refused, and counts as an error of 100%.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from triosim.compute import families
 from triosim.compute.compute_model import CLASS_EDGES, Array
+from triosim.compute.fit.measured_files import MeasuredFiles
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned import model_files
 from triosim.compute.learned.family_model import CLASSES
@@ -32,13 +37,30 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """The rows of one GPU, operator (a family, or an operator's name and phase) and dtype: their mean error, and how many of
+    them were refused.
+    """
+
+    gpu: str
+    operator: str
+    dtype: str
+    rows: int
+    mape_percent: float
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The errors of predicted operators, by size class and by operator and phase (``kinds``), with the models of each kind."""
+    """The errors of predicted operators, by size class, by operator and phase (``kinds``), with the models of each kind, and by
+    ``groups``; refused rows count in ``total`` and ``groups`` alone.
+    """
 
     total: Statistics
     classes: dict[str, Statistics]
     kinds: dict[str, Statistics]
     models: dict[str, str]
+    groups: tuple[Group, ...]
     measured_seconds: float
     predicted_seconds: float
 
@@ -46,6 +68,11 @@ class Evaluation:
     def model(self) -> str:
         """The names of the models that predicted any."""
         return ", ".join(sorted({name for several in self.models.values() for name in several.split(", ")}))
+
+    def only(self, name: str) -> str | None:
+        """Return what all groups have as ``gpu``, ``operator`` or ``dtype``; None where they differ."""
+        found = {getattr(group, name) for group in self.groups}
+        return found.pop() if len(found) == 1 else None
 
 
 def statistics(predicted: Array, measured: Array) -> Statistics:
@@ -72,13 +99,11 @@ def by_class(predicted: Array, measured: Array) -> dict[str, Statistics]:
     }
 
 
-def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) -> list[str]:
-    """Return a warning where the models that will be asked were fitted to these very rows, by the names of the files.
-
-    ``families`` are the families and dtypes of a table of one operator, which the shipped models may have been fitted to.
-    """
-    asked = {Path(name).name for name in rows.source.split(", ")}
-    own, shipped = model_files.fitted_files(families)
+def already_fitted(measured: MeasuredFiles) -> list[str]:
+    """Return a warning where the models that will be asked were fitted to these very rows, by the names of the files."""
+    sources = [table.source for table in measured.tables] + [rows.source for rows in measured.operators]
+    asked = {Path(name).name for source in sources for name in source.split(", ")}
+    own, shipped = model_files.fitted_files({(table.shapes.family, table.shapes.dtype) for table in measured.tables})
     for whose, files in (("the given models", asked & own), ("the models that ship", asked & shipped)):
         if files:
             return [
@@ -88,16 +113,56 @@ def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) ->
     return []
 
 
-def evaluate(rows: OperatorRows) -> Evaluation:
+def evaluate(measured: MeasuredFiles) -> Evaluation:
     """Compare measured operators with the estimates of ``auto``, which has fitted models and the roofline alone."""
-    found = AutoComputeModel().estimate(rows.operators, rows.gpu.name)
-    predicted, measured = found.seconds[rows.measured], rows.seconds
-    keys = [f"{bare_name(one.name)} {one.phase}" for one in rows.rows()]
-    names = np.array(found.model)[rows.measured]
-    rows_of_kind = {key: np.array([one == key for one in keys]) for key in dict.fromkeys(keys)}
+    judged = [_Judged.of(rows) for rows in measured.by_gpu()]
+    seconds, predicted = (np.concatenate([getattr(one, name) for one in judged]) for name in ("measured", "predicted"))
+    keys = np.array([key for one in judged for key in one.kinds])
+    names = np.array([name for one in judged for name in one.models])
     kinds, models = {}, {}
-    for key, chosen in sorted(rows_of_kind.items(), key=lambda item: -sum(measured[item[1]])):
-        kinds[key] = statistics(predicted[chosen], measured[chosen])
-        models[key] = ", ".join(sorted(set(names[chosen].tolist())))
-    sums = float(measured.sum()), float(predicted.sum())
-    return Evaluation(statistics(predicted, measured), by_class(predicted, measured), kinds, models, *sums)
+    for key in sorted(dict.fromkeys(keys.tolist()), key=lambda key: -float(seconds[keys == key].sum())):
+        kinds[key] = statistics(predicted[keys == key], seconds[keys == key])
+        models[key] = ", ".join(sorted(set(names[keys == key].tolist())))
+    refused = [Group(one.gpu, one.operator, one.dtype, one.rows, 100.0, one.rows) for one in measured.refused]
+    groups = (*(group for one in judged for group in one.groups()), *refused)
+    lost = sum(group.refused for group in refused)
+    total = statistics(np.append(predicted, np.zeros(lost)), np.append(seconds, np.ones(lost)))
+    sums = float(seconds.sum()), float(predicted.sum())
+    return Evaluation(total, by_class(predicted, seconds), kinds, models, groups, *sums)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The measured operators of one GPU, with what is predicted for them."""
+
+    gpu: str
+    measured: Array
+    predicted: Array
+    kinds: list[str]
+    models: list[str]
+    labels: list[tuple[str, str]]
+
+    @classmethod
+    def of(cls, rows: OperatorRows) -> _Judged:
+        found = AutoComputeModel().estimate(rows.operators, rows.gpu.name)
+        kinds = [f"{bare_name(one.name)} {one.phase}" for one in rows.rows()]
+        models = [found.model[row] for row in rows.measured.tolist()]
+        return cls(rows.gpu.name, rows.seconds, found.seconds[rows.measured], kinds, models, _labels(rows, kinds))
+
+    def groups(self) -> Iterator[Group]:
+        """Yield the groups of the GPU's rows."""
+        error = 100.0 * np.abs(self.predicted / self.measured - 1.0)
+        for label in dict.fromkeys(self.labels):
+            mine = error[[one == label for one in self.labels]]
+            yield Group(self.gpu, *label, len(mine), float(mine.mean()))
+
+
+def _labels(rows: OperatorRows, kinds: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each row's operator, by family where it has one, and dtype."""
+    measured = rows.rows()
+    tensors = ([t.dtype for t in (*one.inputs, *one.outputs) if "float" in t.dtype] for one in measured)
+    found = [(kind, next(iter(dtypes), "")) for kind, dtypes in zip(kinds, tensors, strict=True)]
+    for places, calls in families.calls_of(measured):
+        for place in places.tolist():
+            found[place] = (calls.family, calls.dtype)
+    return found

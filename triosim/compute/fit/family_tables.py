@@ -5,13 +5,13 @@ The formats are those of the public databases that triosim learns from. Each row
 
 | columns | operator | shape |
 | --- | --- | --- |
-| m, n, k | ``linear`` in bfloat16 | (m, k) times the transpose of (n, k) |
+| m, n, k | ``linear`` in bfloat16; in fp8 and nvfp4 ``_scaled_mm`` | (m, k) times the transpose of (n, k) |
 | B, M, N, K | ``linear`` where B is 1 throughout, otherwise ``bmm``, in float32 | (B, M, K) times (B, K, N) |
 | batch_size, sequence_length, num_heads, num_key_value_heads, head_dim | causal attention in bfloat16 | |
 | OPName, B, H | element-wise in float32; ``addu`` is ``add`` of a number | B rows of H |
 | B, H | ``softmax`` or ``layer_norm`` in float32: the columns do not say, so the file's name does | B rows of H |
 
-A column ``dtype``, the same throughout, says another dtype.
+A column ``dtype`` says another number format (``triosim.operators.number_formats``), row by row; or else the file's name does.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ import numpy.typing as npt
 
 from triosim import gpus
 from triosim.compute import csv_table
-from triosim.compute.compute_model import Array, Mask
+from triosim.compute.compute_model import Array, Mask, Rows
 from triosim.compute.families import BINARY, COLUMNS, FAMILIES, Family, FamilyCalls
+from triosim.compute.fit import table_names
 from triosim.errors import TriosimError, nearest
 from triosim.gpus import Gpu
-from triosim.trace import DTYPE_BYTES, Operator, Tensor, dtype_name
+from triosim.operators import number_formats
+from triosim.trace import Operator, Tensor
 
 _TIMES = {"latency_ms": 1e-3, "latency_us": 1e-6, "seconds": 1.0}
 _EXTRA = ("device", "dtype", "OPName")
@@ -53,15 +55,13 @@ _NAMED: dict[str, Family] = {"softmax": "softmax", "ln": "layer_norm", "layer": 
 
 @dataclass(frozen=True)
 class FamilyTable:
-    """The rows of a table. ``devices`` are the rows' GPUs, where the table names them; ``first_lines`` is where each name first
-    stands.
-    """
+    """The rows of a table. ``devices`` are the rows' GPUs, where the table names them; ``lines`` is where the rows stand."""
 
     shapes: FamilyCalls
     seconds: Array
     devices: npt.NDArray[np.str_] | None
     source: str
-    first_lines: Mapping[str, int] = field(default_factory=dict)
+    lines: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -69,7 +69,18 @@ class FamilyTable:
     def select(self, rows: Mask) -> FamilyTable:
         """Return some of the rows."""
         devices = None if self.devices is None else self.devices[rows]
-        return replace(self, shapes=self.shapes.select(rows), seconds=self.seconds[rows], devices=devices)
+        lines = self.lines[rows] if len(self.lines) else self.lines
+        return replace(self, shapes=self.shapes.select(rows), seconds=self.seconds[rows], devices=devices, lines=lines)
+
+    def on(self, names: Sequence[str]) -> FamilyTable:
+        """Return the rows of GPUs of some names, as the table writes them."""
+        assert self.devices is not None, "the table names its GPUs"
+        return self.select(np.isin(self.devices, names))
+
+    def renamed(self, names: Mapping[str, str]) -> FamilyTable:
+        """Return the table with other names of its GPUs."""
+        assert self.devices is not None, "the table names its GPUs"
+        return replace(self, devices=np.array([names[name] for name in self.devices.tolist()]))
 
     def by_gpu(self) -> Iterator[tuple[Gpu, Mask]]:
         """Yield the GPUs of a table that names them as the catalogue does, and which rows are theirs."""
@@ -81,35 +92,45 @@ class FamilyTable:
         """Return the names of the GPUs in the table."""
         return [] if self.devices is None else sorted(set(self.devices.tolist()))
 
+    def first_lines(self) -> dict[str, int]:
+        """Return the line on which each name of a GPU stands first."""
+        assert self.devices is not None
+        return dict(zip(self.devices[::-1].tolist(), self.lines[::-1].tolist(), strict=True))
 
-def read(path: str | os.PathLike[str], family: str | None = None) -> FamilyTable:
-    """Read a table, compressed by gzip or not. ``family`` is the operator, where the columns do not say it.
 
+def read(path: str | os.PathLike[str], family: str | None = None, dtype: str | None = None) -> list[FamilyTable]:
+    """Read a table, compressed by gzip or not: a part for each number format, in the order of their first rows.
+
+    ``family`` is the operator, where the columns do not say it; ``dtype`` the format, where neither they nor the name does.
     Raises ``TriosimError`` that names the file, the line and what would be right.
     """
     file = os.fspath(path)
     sheet = csv_table.read(file)
     sheet.check_columns({name for names, _, _ in _FORMATS for name in names} | {*_EXTRA, *_TIMES})
-    names, found, dtype, time = _recognise(sheet.header, sheet.where, file, family)
+    names, found, usual, time = _recognise(sheet.header, sheet.where, file, family)
     sheet.require_rows()
-    lines = [line for line, _ in sheet.rows]
     columns = {name: [cells[number] for _, cells in sheet.rows] for number, name in enumerate(sheet.header)}
-    where = [f"{file}:{line}" for line in lines]
+    where = [f"{file}:{line}" for line, _ in sheet.rows]
     shape = {
         name.lower(): np.array([csv_table.size(*cell) for cell in _cells(columns, name, where)], dtype=np.float64)
         for name in names
         if name != "OPName"
     }
     seconds = np.array([csv_table.seconds(*cell, _TIMES[time]) for cell in _cells(columns, time, where)])
-    if "dtype" in columns:
-        dtype = _dtype(columns["dtype"], where)
     if found == "attention":
         _check_heads(shape["num_heads"], shape["num_key_value_heads"], where)
     kinds = np.array(columns["OPName"]) if "OPName" in names else None
-    shapes = FamilyCalls(found, dtype, _canonical(shape, found), kinds)
-    devices = columns.get("device")
-    first = {} if devices is None else dict(zip(devices[::-1], lines[::-1], strict=True))
-    return FamilyTable(shapes, seconds, None if devices is None else np.array(devices), file, first)
+    shapes = FamilyCalls(found, "", _canonical(shape, found), kinds)
+    devices = np.array(columns["device"]) if "device" in columns else None
+    table = FamilyTable(shapes, seconds, devices, file, np.array([line for line, _ in sheet.rows]))
+    return _by_format(table, _formats(columns.get("dtype"), where, file, dtype) or [usual] * len(table))
+
+
+def _by_format(table: FamilyTable, formats: Sequence[str]) -> list[FamilyTable]:
+    """Return the rows of each number format."""
+    named = np.array(formats)
+    parts = [(name, table.select(named == name)) for name in dict.fromkeys(formats)]
+    return [replace(part, shapes=replace(part.shapes, dtype=name)) for name, part in parts]
 
 
 def _cells(columns: dict[str, list[str]], name: str, where: list[str]) -> list[tuple[str, str, str]]:
@@ -135,15 +156,38 @@ def operators(table: FamilyTable) -> list[Operator]:
     made = []
     for row, seconds in enumerate(table.seconds.tolist()):
         sizes = [int(column[row]) for column in shapes.columns.values()]
-        name, inputs, output = _call(shapes.family, sizes, "" if shapes.kinds is None else str(shapes.kinds[row]))
-        tensors = tuple(Tensor(4 * row + number, shape, shapes.dtype) for number, shape in enumerate(inputs))
-        outputs = (Tensor(4 * row + 3, output, shapes.dtype),)
+        name, inputs, output = _call(shapes, sizes, row)
+        tensors = tuple(replace(tensor, id=6 * row + number) for number, tensor in enumerate(inputs))
+        outputs = (replace(output, id=6 * row + 5),)
         made.append(Operator(row, f"aten::{name}", "forward", "", tensors, outputs, seconds, attributes=attributes))
     return made
 
 
-def _call(family: Family, sizes: Sequence[int], kind: str) -> tuple[str, list[tuple[int, ...]], tuple[int, ...]]:
-    """Return name, input shapes and output shape of a call; ``sizes`` are in the order of ``families.COLUMNS``."""
+def _call(shapes: FamilyCalls, sizes: Sequence[int], row: int) -> tuple[str, list[Tensor], Tensor]:
+    """Return name, inputs and output of a call; ``sizes`` are in the order of ``families.COLUMNS``."""
+    if shapes.family == "product" and shapes.dtype in number_formats.SCALED:
+        return "_scaled_mm", *_scaled_product(sizes, shapes.dtype)
+    name, inputs, output = _plain_call(shapes.family, sizes, "" if shapes.kinds is None else str(shapes.kinds[row]))
+    return name, [Tensor(0, shape, shapes.dtype) for shape in inputs], Tensor(0, output, shapes.dtype)
+
+
+def _scaled_product(sizes: Sequence[int], form: str) -> tuple[list[Tensor], Tensor]:
+    """Return the factors, their scales and the result of a product of narrow numbers."""
+    _, m, n, k = sizes
+    dtype, scales = number_formats.dtype_of(form), "float32"
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
+    if form in number_formats.SHARING:
+        blocks, rows = -(-k // number_formats.SHARING[form]), -(-n // number_formats.SHARING[form])
+        shapes = (m, blocks), (blocks, rows)
+        if form == number_formats.FP4:
+            scales, shapes = number_formats.FP8, ((m, blocks), (blocks, n))
+    width = -(-k // number_formats.numbers_in_an_element(dtype))
+    factors = [Tensor(0, (m, width), dtype), Tensor(0, (width, n), dtype)]
+    return factors + [Tensor(0, shape, scales) for shape in shapes], Tensor(0, (m, n), "bfloat16")
+
+
+def _plain_call(family: Family, sizes: Sequence[int], kind: str) -> tuple[str, list[tuple[int, ...]], tuple[int, ...]]:
+    """Return name, input shapes and output shape of a call whose tensors all have one dtype."""
     if family == "product":
         b, m, n, k = sizes
         return ("linear", [(m, k), (n, k)], (m, n)) if b == 1 else ("bmm", [(b, m, k), (b, k, n)], (b, m, n))
@@ -195,18 +239,27 @@ def _family(found: Family, names: Sequence[str], file: str, asked: str | None) -
     )
 
 
-def _dtype(cells: list[str], where: list[str]) -> str:
-    found: dict[str, str] = {}
-    for cell, line in zip(cells, where, strict=True):
-        dtype = dtype_name(cell)
-        if dtype not in DTYPE_BYTES:
-            raise TriosimError(f"unknown dtype '{cell}'", where=line, fix=nearest(dtype, DTYPE_BYTES))
-        found.setdefault(dtype, line)
-    if len(found) > 1:
-        raise TriosimError(
-            f"several dtypes: {', '.join(sorted(found))}", where=list(found.values())[1], fix="give a table for each"
-        )
-    return next(iter(found))
+def _formats(cells: list[str] | None, where: list[str], file: str, asked: str | None) -> list[str] | None:
+    """Return the number format of each row: that of its cell, or else that of a user or of the file's name; None without any.
+
+    Raises ``TriosimError`` for a cell or a user's word that is none, and where the cells contradict the user.
+    """
+    wanted = None if asked is None else _known_format(asked, "--dtype")
+    if cells is None:
+        found = wanted or table_names.format_of(file)
+        return None if found is None else [found] * len(where)
+    rows = [_known_format(cell, line) for cell, line in zip(cells, where, strict=True)]
+    for one, line in zip(rows, where, strict=True):
+        if wanted not in (None, one):
+            raise TriosimError(f"a row in {one}, not in {wanted}", where=line, fix="leave out --dtype")
+    return rows
+
+
+def _known_format(text: str, where: str) -> str:
+    found = number_formats.format_name(text)
+    if found not in number_formats.FORMATS:
+        raise TriosimError(f"unknown dtype '{text}'", where=where, fix=nearest(found, number_formats.FORMATS))
+    return found
 
 
 def _canonical(shape: dict[str, Array], family: Family) -> dict[str, Array]:

@@ -1,18 +1,19 @@
 """Reads measured operators from files of any kind, for the GPU that a user names or for all.
 
-The files are tables of one family (``family_tables``), tables of any operators (``operator_table``) and traces.
+The files are tables of one family (``family_tables``, ``deepbench``), tables of any operators (``operator_table``) and traces.
+Where a table's columns do not name the GPU, its file's name does (``table_names``), or else the user.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from triosim import gpus
-from triosim.compute.fit import family_tables, operator_rows, operator_table
+from triosim.compute.fit import deepbench, family_tables, operator_rows, operator_table, table_names
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.errors import OptionError, TriosimError
@@ -24,31 +25,34 @@ from triosim.trace.formats.files import head
 
 #: The name that stands for the GPUs of all rows.
 ALL_GPUS = "all"
-#: The GPUs that tables name in their file names, if not in their rows.
-_IN_FILE_NAMES = ("a100", "h100", "h200")
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRows:
+    """Rows that nothing is predicted for: the GPU that they name, their operator and dtype, how many they are, and why."""
+
+    gpu: str
+    operator: str
+    dtype: str
+    rows: int
+    reason: str
 
 
 @dataclass(frozen=True)
 class MeasuredFiles:
-    """The measured operators of files: tables of one family, which name their GPUs as the catalogue does, and rows of any
-    operators, one entry for each GPU and file.
+    """The measured operators of files: tables of one family, which name their GPUs as the catalogue does, rows of any
+    operators, one entry for each GPU and file, and rows on GPUs that the catalogue does not have.
     """
 
-    tables: list[FamilyTable]
-    operators: list[OperatorRows]
+    tables: list[FamilyTable] = field(default_factory=list)
+    operators: list[OperatorRows] = field(default_factory=list)
+    refused: list[RefusedRows] = field(default_factory=list)
 
     def gpus(self) -> list[str]:
         """Return the names of the GPUs that were measured."""
         return sorted(
             {name for table in self.tables for name in table.gpus()} | {one.gpu.name for one in self.operators}
         )
-
-    def single_gpu(self, where: str) -> Gpu:
-        """Return the GPU that everything was measured on. Raises ``OptionError`` where there are several."""
-        names = self.gpus()
-        if len(names) != 1:
-            raise OptionError(f"has rows of {', '.join(names)}", where=where, fix="add --gpu NAME, with one of them")
-        return gpus.find(names[0])
 
     def by_gpu(self) -> list[OperatorRows]:
         """Return everything that was measured as rows of operators, one entry a GPU."""
@@ -57,12 +61,21 @@ class MeasuredFiles:
         return operator_rows.by_gpu([*self.operators, *tables])
 
 
-def read(data: Sequence[str], gpu: str | None, operator: str | None = None, cache: str | None = None) -> MeasuredFiles:
+def read(
+    data: Sequence[str],
+    gpu: str | None,
+    operator: str | None = None,
+    cache: str | None = None,
+    dtype: str | None = None,
+    *,
+    unknown: bool = False,
+) -> MeasuredFiles:
     """Read files. ``gpu`` is a name, ``all`` for every row of the tables, or None: each file then says what it is about.
 
-    ``operator`` is the family of tables whose columns do not say it; ``cache`` chooses warm or cold rows.
+    ``operator`` and ``dtype`` are those of tables that do not say them; ``cache`` chooses warm or cold rows. Some of a table's
+    rows may be on ``unknown`` GPUs; a table with no others is an error.
     """
-    found = MeasuredFiles([], [])
+    found = MeasuredFiles()
     asked = None if gpu == ALL_GPUS else gpu
     for path in data:
         if not Path(path).exists():
@@ -75,7 +88,9 @@ def read(data: Sequence[str], gpu: str | None, operator: str | None = None, cach
         elif operator_table.recognises(path):
             found.operators.extend(_operators(path, asked, cache))
         else:
-            found.tables.append(_table(path, gpu, operator))
+            tables = deepbench.read(path) if deepbench.recognises(path) else family_tables.read(path, operator, dtype)
+            tables = _on_known_gpus(tables, found.refused) if unknown and asked is None else tables
+            found.tables.extend(_with_gpus(tables, asked, path))
     return found
 
 
@@ -93,27 +108,46 @@ def _is_trace(path: str) -> bool:
     return target.is_dir() or head(target, 4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
 
 
-def _table(path: str, gpu: str | None, operator: str | None) -> FamilyTable:
-    table = family_tables.read(path, operator)
-    if gpu not in (None, ALL_GPUS):
-        target = gpu_among(table.gpus(), str(gpu), path)
-        rows = rows_of(table, target)
-        return replace(rows, devices=np.full(len(rows), target.name))
-    if table.devices is None:
-        stem = Path(path).name.lower()
-        name = next((one for one in _IN_FILE_NAMES if one in stem), None) if gpu == ALL_GPUS else None
-        if name is None:
-            raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
-        return replace(table, devices=np.full(len(table), gpus.find(name).name))
-    _check_devices(table.first_lines, path)
-    names = {name: gpus.find(name).name for name in table.gpus()}
-    return replace(table, devices=np.array([names[name] for name in table.devices.tolist()]))
+def _on_known_gpus(tables: Sequence[FamilyTable], refused: list[RefusedRows]) -> list[FamilyTable]:
+    """Return the rows on GPUs of the catalogue, if there are any, and add the others to ``refused``."""
+    names = {name for table in tables for name in table.gpus()}
+    strange = sorted(name for name in names if name and gpus.get(name) is None)
+    if not strange or len(strange) == len(names):
+        return list(tables)
+    for table, name in ((table, name) for table in tables for name in strange):
+        if rows := len(table.on([name])):
+            reason = f"'{name}' is not in the GPU catalogue"
+            refused.append(RefusedRows(name, table.shapes.family, table.shapes.dtype, rows, reason))
+    known = (table.on(sorted(names - set(strange))) for table in tables)
+    return [table for table in known if len(table)]
+
+
+def _with_gpus(tables: Sequence[FamilyTable], gpu: str | None, path: str) -> list[FamilyTable]:
+    """Return a file's rows, of one GPU where a user names it, with names of GPUs as in the catalogue.
+
+    Raises ``OptionError`` where nothing says the GPU, and ``TriosimError`` where the file has no rows of it.
+    """
+    names = sorted({name for table in tables for name in table.gpus()})
+    said = gpu or (None if names else table_names.gpu_of(path))
+    if said is not None:
+        target = gpu_among(names, said, path)
+        if names:
+            chosen = _names_of(names, target, path)
+            tables = [part for table in tables if len(part := table.on(chosen))]
+        return [replace(table, devices=np.full(len(table), target.name)) for table in tables]
+    if not names:
+        raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
+    for table in tables:
+        _check_devices(table.first_lines(), path)
+    known = {name: gpus.find(name).name for name in names}
+    return [table.renamed(known) for table in tables]
 
 
 def _operators(path: str, gpu: str | None, cache: str | None) -> list[OperatorRows]:
     rows = operator_table.read(path)
     lines = {row.device: row.line for row in reversed(rows)}
     devices = sorted(lines)
+    gpu = gpu or (table_names.gpu_of(path) if devices == [""] else None)
     if gpu is None:
         if devices == [""]:
             raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
@@ -129,13 +163,6 @@ def _operators(path: str, gpu: str | None, cache: str | None) -> list[OperatorRo
             raise TriosimError(f"has no {cache} rows of {target.name}", where=path, fix="leave out --cache")
         found.append(made)
     return found
-
-
-def rows_of(table: FamilyTable, gpu: Gpu) -> FamilyTable:
-    """Return a table's rows of one GPU; all rows where it names no GPUs. Raises ``TriosimError`` if there are none."""
-    if table.devices is None:
-        return table
-    return table.select(np.isin(table.devices, _names_of(table.gpus(), gpu, table.source)))
 
 
 def _names_of(devices: Sequence[str], gpu: Gpu, source: str) -> list[str]:

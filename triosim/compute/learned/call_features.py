@@ -15,6 +15,7 @@ import numpy as np
 from triosim.compute.compute_model import Array
 from triosim.compute.families import FamilyCalls
 from triosim.gpus import Gpu
+from triosim.operators import number_formats
 from triosim.trace import DTYPE_BYTES
 
 #: No kernel is shorter: launch and drain, as the smallest products of every table show.
@@ -48,8 +49,8 @@ def specifications(gpu: Gpu, rate: float) -> list[float]:
 
 def _product(calls: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
     b, m, n, k = (calls[name] for name in "bmnk")
-    size, sms, l2 = DTYPE_BYTES[calls.dtype], max(gpu.sms, 1), gpu.l2_bytes or 4e6
-    nbytes = size * b * (m * k + k * n + m * n)
+    size, sms, l2 = number_formats.bytes_of_factor(calls.dtype), max(gpu.sms, 1), gpu.l2_bytes or 4e6
+    nbytes = b * (size * (m * k + k * n) + number_formats.bytes_of_result(calls.dtype) * m * n)
     compute, memory = 2.0 * b * m * n * k / rate, nbytes / gpu.bandwidth
     columns = [
         *(np.log2(b), np.log2(m), np.log2(n), np.log2(k)),

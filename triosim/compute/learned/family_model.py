@@ -66,7 +66,7 @@ class FamilyModel:
     def seconds(self, calls: FamilyCalls, gpu: Gpu) -> Array:
         """Return the time of each call on a GPU; NaN where the model has no trees for it."""
         name = self.measured_gpu(gpu)
-        rate = self._rate(gpu, name)
+        rate = self._rate(gpu, name, calls.dtype)
         inputs = call_features(calls, gpu, rate)
         features = inputs.features
         if name is not None and name in self.own:
@@ -82,9 +82,9 @@ class FamilyModel:
         found: Array = inputs.roofline * np.exp(trees.predict(features))
         return found if gpu.name in self.rates else np.fmax(found, self._at_power(calls, gpu))
 
-    def _rate(self, gpu: Gpu, name: str | None) -> float:
+    def _rate(self, gpu: Gpu, name: str | None, dtype: str) -> float:
         """Return the FLOP/s that large calls reach on a GPU; ``name`` is the measured GPU that it is predicted as, if any."""
-        attainable = self.attainable.rate(gpu, self.dtype)
+        attainable = self.attainable.rate(gpu, dtype)
         if name is None:
             return attainable
         if name == gpu.name:
@@ -98,7 +98,7 @@ class FamilyModel:
         if self.family != "product":
             return np.zeros(len(calls))
         flops = 2.0 * calls["b"] * calls["m"] * calls["n"] * calls["k"]
-        least: Array = flops / self.attainable.power_limit(gpu, self.dtype)
+        least: Array = flops / self.attainable.power_limit(gpu, calls.dtype)
         return least
 
     def relative_error(self, calls: FamilyCalls, gpu: Gpu, seconds: Array) -> Array:
@@ -108,7 +108,7 @@ class FamilyModel:
         if name is None:
             factor = uncertainty.small_sample_factor(len(self.rates))
             if self.family == "product":
-                factor *= uncertainty.power_limit_factor(gpu, self.dtype, self.attainable)
+                factor *= uncertainty.power_limit_factor(gpu, calls.dtype, self.attainable)
             return self._errors("left out", "all")[where] * factor * self._outside(calls)
         random, slices = self._errors("random", name)[where], self._errors("slices", name)[where]
         measured = np.ones(len(calls), dtype=bool)

@@ -21,8 +21,8 @@ from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu
 from triosim.trace import Operator
 
-#: Half precision runs on the same units at the same rate in either format; the tables hold one of them.
-_SAME_UNITS = {"float16": "bfloat16"}
+#: Half precision, and fp8, run on the same units at the same rate in either format; the tables hold one of them.
+_SAME_UNITS = {"float16": "bfloat16", "float8_e5m2": "float8_e4m3fn"}
 _OTHER_FORMAT_ERROR = 0.05
 #: The additional relative error of full attention and of gradients: the tables hold causal attention, and products of rows
 #: by the transposed weight, but one of the gradients' factors is transposed. The six float32 linear layers' gradients of two
