@@ -47,7 +47,6 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNet
         self.calibrated = calibrated_collectives(topology) if is_auto(algorithm) else None
         machine = None if self.calibrated is None else self.calibrated.measured_on
         self._deepep = DeepEPCollectives(topology, machine)
-        self._nodes: dict[Ranks, int] = {}  # over how many nodes the groups of calibrated collectives are spread
         self._known: dict[tuple[CollectiveKind, Ranks, int | None], list[Cost] | None] = {}
 
     def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
@@ -101,11 +100,9 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNet
         assert self.calibrated is not None
         check_size(nbytes, kind)
         ranks = ranks_of(group)
-        nodes = self._nodes.get(ranks)
-        if nodes is None or root is not None or shares is not None or self.calibrated.slowed:
+        if root is not None or shares is not None or self.calibrated.slowed or not self.calibrated.knows(ranks):
             root = checked_operation(kind, group, nbytes, self.topology, root=root, shares=shares).root
-            nodes = self._nodes[ranks] = self.calibrated.nodes(ranks)
-        return 0.0 if len(ranks) == 1 else self.calibrated.seconds(kind, ranks, nbytes, nodes, root)
+        return 0.0 if len(ranks) == 1 else self.calibrated.seconds(kind, ranks, nbytes, root)
 
     def _costs(self, operation: CollectiveOperation) -> list[Cost] | None:
         """Return the costs for one byte of the algorithms to choose from; None where they do not grow with the bytes."""

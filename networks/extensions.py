@@ -84,6 +84,10 @@ class TransportNetwork(ABC):
     def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
         """Run an all-to-all of a group by its transport; the event fires when all ranks are through."""
 
+    def exchange_edges(self, transport: DeepEP, ranks: tuple[int, ...]) -> Iterable[tuple[NodeRef, NodeRef]]:
+        """Return source and destination of each transfer of an exchange; asked of a ``FoldableNetwork`` alone."""
+        return ()
+
     def transport_notes(self) -> Iterable[str]:
         """Return what a reader should know of the times of transports on this topology."""
         return ()
@@ -97,18 +101,11 @@ class FoldableNetwork(ABC):
 
     @abstractmethod
     def collective_edges(
-        self,
-        kind: CollectiveKind,
-        ranks: tuple[int, ...],
-        nbytes: float,
-        *,
-        root: int | None = None,
-        transport: DeepEP | None = None,
+        self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
     ) -> Iterable[tuple[NodeRef, NodeRef]]:
         """Return source and destination of each transfer of a collective, in an order that depends on the group's order alone.
 
-        After ``use_link_classes``, only of those transfers that are simulated. Only a ``TransportNetwork`` is given a
-        ``transport``.
+        After ``use_link_classes``, only of those transfers that are simulated.
         """
 
     @abstractmethod

@@ -9,15 +9,23 @@ time. Other flows on the links get their max-min fair share.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from triosim.errors import OptionError
-from triosim.networks.calibration.curves import TimeParts
-from triosim.networks.calibration.internode import Algorithm, card_share
+from triosim.networks.calibration.curves import Algorithm, TimeParts
+from triosim.networks.calibration.internode import card_share
 from triosim.networks.calibration.lookup import calibration_of, measured_on
 from triosim.networks.calibration.model import Calibration
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, Edge, SteadyState, busiest
+from triosim.networks.collectives.algorithm import (
+    CollectiveAlgorithm,
+    CollectiveOperation,
+    Edge,
+    Ranks,
+    SteadyState,
+    busiest,
+)
 from triosim.networks.collectives.algorithms.direct import Direct
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from triosim.networks.collectives.algorithms.ring import Ring
@@ -25,6 +33,7 @@ from triosim.networks.topology import NodeRef, Topology
 from triosim.tasks import CollectiveKind
 
 _MOST_EDGES = 1_000_000
+_MOST_TIMES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,21 @@ class CalibratedCollective:
     stretch: float
 
 
+class _UnitEdges(NamedTuple):
+    """The edges of a collective of one byte, and the seconds that they need on the idle links that were measured."""
+
+    edges: tuple[Edge, ...]
+    idle: float
+
+
+@dataclass(slots=True)
+class _Group:
+    """Some ranks: over how many nodes they are spread, and the edges of their collectives by kind, root and algorithm."""
+
+    nodes: int
+    edges: dict[tuple[CollectiveKind, int | None, Algorithm | None], _UnitEdges] = field(default_factory=dict)
+
+
 class CalibratedCollectives:
     """The calibrated times of collectives on a topology, and the edges over which their bytes go."""
 
@@ -44,95 +68,92 @@ class CalibratedCollectives:
         self.measured_on = measured_on(topology)
         self.calibration = calibration
         self._ring, self._direct, self._by_card = Ring(), Direct(), Hierarchical()
-        self._known: dict[tuple[CollectiveOperation, Algorithm | None], tuple[SteadyState, float]] = {}
-        self._edges = 0
+        self._groups: dict[Ranks, _Group] = {}
+        self._times: dict[tuple[CollectiveKind, int, float, int], TimeParts | None] = {}
+        self._kept = 0  # edges of all groups
 
     @property
     def slowed(self) -> bool:
         """Whether links differ from those of the machine that was measured."""
         return self.measured_on is not self.topology
 
-    def nodes(self, ranks: Sequence[int]) -> int:
-        """Return over how many nodes the ranks are spread."""
-        per_node = self.calibration.gpus_per_node
-        if isinstance(ranks, range) and ranks.step == 1:
-            return ranks[-1] // per_node - ranks[0] // per_node + 1
-        return len({rank // per_node for rank in ranks})
+    def knows(self, ranks: Ranks) -> bool:
+        """Return whether these ranks had a collective before, so that they need no check."""
+        return ranks in self._groups
 
-    def seconds(
-        self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float, nodes: int, root: int | None
-    ) -> float | None:
+    def seconds(self, kind: CollectiveKind, ranks: Ranks, nbytes: float, root: int | None) -> float | None:
         """Return the seconds of a collective alone, scaled where links are slower than measured; None if uncalibrated."""
-        parts = self.calibration.parts(kind, len(ranks), nbytes, nodes)
+        group = self._group(ranks)
+        parts = self._parts(kind, len(ranks), nbytes, group.nodes)
         if parts is None:
             return None
         if not self.slowed:
             return parts.total
-        operation = CollectiveOperation(kind, tuple(ranks), nbytes, root)
-        steady, idle = self._unit(operation, self._between(operation, nodes))
-        return parts.latency + parts.moving * (busiest(steady.edges, self.topology) / idle if idle else 1.0)
+        edges, idle = self._unit(group, CollectiveOperation(kind, ranks, nbytes, root), parts.algorithm)
+        return parts.latency + parts.moving * (busiest(edges, self.topology) / idle if idle else 1.0)
 
     def plan(self, operation: CollectiveOperation) -> CalibratedCollective | None:
         """Return how a collective runs, or None if uncalibrated; unequal shares are stretched as equal ones would be."""
-        kind, ranks, nbytes, _, shares = operation
-        nodes = self.nodes(ranks)
-        parts = self.calibration.parts(kind, len(ranks), nbytes, nodes)
+        group, nbytes = self._group(operation.ranks), operation.nbytes
+        parts = self._parts(operation.kind, len(operation.ranks), nbytes, group.nodes)
         if parts is None:
             return None
-        algorithm = self._between(operation, nodes)
-        steady, idle = self._unit(operation, algorithm)
+        edges, idle = self._unit(group, operation, parts.algorithm)
         stretch = parts.moving / (idle * nbytes) if idle * nbytes > 0.0 else 1.0
-        if shares is not None:
-            edges = self._steady_edges(operation, algorithm)
+        if operation.shares is not None:
+            edges = self._algorithm(operation.ranks, group.nodes).steady_state(operation, self.topology).edges
             return CalibratedCollective(SteadyState(edges, parts.latency), 1.0, stretch)
-        return CalibratedCollective(SteadyState(steady.edges, parts.latency), nbytes, stretch)
+        return CalibratedCollective(SteadyState(edges, parts.latency), nbytes, stretch)
 
-    def _between(self, operation: CollectiveOperation, nodes: int) -> Algorithm | None:
-        """Return NCCL's algorithm between nodes; None inside a node, and where the cluster's own curves were fitted."""
-        model = self.calibration.internode
-        kind, gpus = operation.kind, len(operation.ranks)
-        if nodes == 1 or model is None or self.calibration.measured_between(kind) is not None:
-            return None
-        inside = self.calibration.inside(kind, -(-gpus // nodes), operation.nbytes) if gpus > nodes else None
-        inside = inside or TimeParts(0.0, 0.0)
-        return model.algorithm(kind, nodes, gpus, operation.nbytes, inside)
-
-    def _unit(self, operation: CollectiveOperation, algorithm: Algorithm | None) -> tuple[SteadyState, float]:
-        """Return the edges of one byte, and the seconds that they need on the idle links of the machine that was measured."""
-        one = operation._replace(nbytes=1.0, shares=None)
-        found = self._known.get((one, algorithm))
+    def _group(self, ranks: Ranks) -> _Group:
+        found = self._groups.get(ranks)
         if found is None:
-            edges = self._steady_edges(one, algorithm)
-            self._edges += len(edges)
-            if self._edges > _MOST_EDGES:
-                self._known.clear()
-                self._edges = len(edges)
-            found = self._known[one, algorithm] = SteadyState(edges, 0.0), busiest(edges, self.measured_on)
+            found = self._groups[ranks] = _Group(len({rank // self.calibration.gpus_per_node for rank in ranks}))
         return found
 
-    def _steady_edges(self, operation: CollectiveOperation, between: Algorithm | None) -> tuple[Edge, ...]:
-        """Return who sends how much to whom: edges that are the same for all ranks, with the bytes of NCCL's algorithm."""
-        nodes = self.nodes(operation.ranks)
-        edges = self._algorithm(operation, nodes).steady_state(operation, self.topology).edges
-        if operation.shares is not None:
-            return edges
-        if nodes == 1:
-            share = self._reduced_share(operation)
-            return edges if share == 1.0 else tuple([edge._replace(nbytes=edge.nbytes * share) for edge in edges])
-        if between is None:
-            return edges
-        crossing: dict[NodeRef, float] = {}
-        for source, destination, nbytes in edges:
-            if self._cross(source, destination):
-                crossing[source] = crossing.get(source, 0.0) + nbytes
-        share = card_share(operation.kind, between, nodes, len(operation.ranks)) * operation.nbytes
-        factor = share / max(crossing.values(), default=share)
-        return tuple(
-            [
-                edge._replace(nbytes=edge.nbytes * factor) if self._cross(edge.source, edge.destination) else edge
-                for edge in edges
-            ]
-        )
+    def _parts(self, kind: CollectiveKind, gpus: int, nbytes: float, nodes: int) -> TimeParts | None:
+        key = (kind, gpus, nbytes, nodes)
+        if key not in self._times:
+            if len(self._times) >= _MOST_TIMES:
+                self._times.clear()
+            self._times[key] = self.calibration.parts(kind, gpus, nbytes, nodes)
+        return self._times[key]
+
+    def _unit(self, group: _Group, operation: CollectiveOperation, crossing: Algorithm | None) -> _UnitEdges:
+        """Return the edges of one byte of a collective, whose algorithm between nodes is ``crossing``."""
+        key = (operation.kind, operation.root, crossing)
+        found = group.edges.get(key)
+        if found is None:
+            one = operation._replace(nbytes=1.0, shares=None)
+            algorithm = self._algorithm(one.ranks, group.nodes)
+            edges = algorithm.steady_state(one, self.topology).edges
+            if crossing is None:
+                share = self._reduced_share(one)
+                edges = edges if share == 1.0 else _scaled(edges, lambda _: share)
+            else:
+                edges = self._on_cards(edges, card_share(one.kind, crossing, group.nodes, len(one.ranks)))
+            self._kept += len(edges)
+            if self._kept > _MOST_EDGES:
+                self._groups.clear()
+                self._kept = len(edges)
+            alike = algorithm is self._by_card and one.root is None and not self.measured_on.overridden
+            idle = busiest(self._of_one_node(edges) if alike else edges, self.measured_on)
+            found = group.edges[key] = _UnitEdges(edges, idle)
+        return found
+
+    def _of_one_node(self, edges: tuple[Edge, ...]) -> Iterator[Edge]:
+        """Yield the edges from and to one node: where all nodes do the same, its links are as busy as those of any other."""
+        node = self._node(edges[0].source)
+        return (edge for edge in edges if node in (self._node(edge.source), self._node(edge.destination)))
+
+    def _on_cards(self, edges: tuple[Edge, ...], share: float) -> tuple[Edge, ...]:
+        """Return edges with those between nodes scaled: a card sends at most a ``share`` of a byte."""
+        by_card: dict[NodeRef, float] = {}
+        for edge in edges:
+            if self._crosses(edge):
+                by_card[edge.source] = by_card.get(edge.source, 0.0) + edge.nbytes
+        factor = share / max(by_card.values(), default=share)
+        return _scaled(edges, lambda edge: factor if self._crosses(edge) else 1.0)
 
     def _reduced_share(self, operation: CollectiveOperation) -> float:
         """Return the bytes of an all-reduce on each link by those of a ring: fewer where the switch adds up (NVLS)."""
@@ -141,15 +162,17 @@ class CalibratedCollectives:
             return 1.0
         return min(1.0, (n + 1) / (2.0 * (n - 1)))
 
-    def _cross(self, source: NodeRef, destination: NodeRef) -> bool:
-        """Return whether an edge leaves a node; switches are inside one."""
-        if not (isinstance(source, int) and isinstance(destination, int)):
-            return False
-        return source // self.calibration.gpus_per_node != destination // self.calibration.gpus_per_node
+    def _node(self, place: NodeRef) -> int | None:
+        """Return the node of a rank; None for a switch, which is inside one."""
+        return place // self.calibration.gpus_per_node if isinstance(place, int) else None
 
-    def _algorithm(self, operation: CollectiveOperation, nodes: int) -> CollectiveAlgorithm:
+    def _crosses(self, edge: Edge) -> bool:
+        """Return whether an edge leaves a node."""
+        source, destination = self._node(edge.source), self._node(edge.destination)
+        return source != destination and source is not None and destination is not None
+
+    def _algorithm(self, ranks: Ranks, nodes: int) -> CollectiveAlgorithm:
         """Return the algorithm over whose edges the bytes go."""
-        ranks = operation.ranks
         if nodes > 1:
             try:
                 self._by_card.grid(ranks, self.topology)
@@ -160,6 +183,10 @@ class CalibratedCollectives:
         if outline is not None and outline.spec.topology in ("fully_connected", "hybrid_cube_mesh"):
             return self._direct
         return self._ring
+
+
+def _scaled(edges: tuple[Edge, ...], factor: Callable[[Edge], float]) -> tuple[Edge, ...]:
+    return tuple([edge._replace(nbytes=edge.nbytes * factor(edge)) for edge in edges])
 
 
 class CalibratedNetwork(ABC):

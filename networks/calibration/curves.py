@@ -16,9 +16,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 Weights = tuple[float, ...]
+Algorithm = Literal["ring", "tree", "direct"]
 NO_CORRECTION: Weights = (0.0, 0.0, 0.0, 0.0)
 _CENTRE = math.log(2.0**18)  # about the middle of the sizes that are measured, so that weights are of one order
 
@@ -78,10 +80,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class TimeParts:
-    """A time in seconds: the latency, which no bandwidth shortens, and the time of the bytes."""
+    """A time in seconds: the latency, which no bandwidth shortens, and the time of the bytes.
+
+    ``algorithm`` is the one between nodes that is expected to finish first; None inside a node.
+    """
 
     latency: float
     moving: float
+    algorithm: Algorithm | None = None
 
     @property
     def total(self) -> float:
@@ -96,7 +102,6 @@ class KindCurves:
     kind: str
     curves: tuple[Curve, ...]
     weights: Weights = NO_CORRECTION
-    _found: dict[tuple[int, float], TimeParts] = field(default_factory=dict, compare=False, repr=False)
 
     def parts(self, gpus: int, nbytes: float) -> TimeParts:
         """Return the time of a collective of some GPUs.
@@ -104,15 +109,6 @@ class KindCurves:
         Between group sizes that were measured, the latency is interpolated over the number of GPUs, everything else
         over its logarithm. Beyond them each doubling costs as much latency as the last one, and the bandwidth stays.
         """
-        key = (gpus, nbytes)
-        found = self._found.get(key)
-        if found is None:
-            if len(self._found) > 10_000:
-                self._found.clear()
-            found = self._found[key] = self._parts(gpus, nbytes)
-        return found
-
-    def _parts(self, gpus: int, nbytes: float) -> TimeParts:
         largest = self.curves[-1].gpus
         if gpus > largest:
             known = self.parts(largest, nbytes)

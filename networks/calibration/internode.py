@@ -19,12 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from triosim.errors import TopologyError, nearest
-from triosim.networks.calibration.curves import TimeParts
-
-Algorithm = Literal["ring", "tree", "direct"]
+from triosim.networks.calibration.curves import Algorithm, TimeParts
 
 REFERENCE_CARD = 50e9  # bytes per second; the hop latency of a network kind is that of GPUs with such a card
 _SHARPNESS = 8  # of the choice between protocols and algorithms: the p of a p-norm
@@ -88,14 +86,12 @@ class InterNodeModel:
         ``algorithm`` is the one to take where NCCL has it for the kind; by default the quickest.
         """
         choice = [one for one in algorithms(kind) if one == algorithm] or algorithms(kind)
-        paths = [self._path(kind, one, nodes, gpus, nbytes, inside) for one in choice]
-        latency = _quickest([path.latency for path in paths])
-        total = max(_quickest([path.total for path in paths]), inside.total)  # never less than inside one of the nodes
-        return TimeParts(latency, max(total - latency, 0.0))
-
-    def algorithm(self, kind: str, nodes: int, gpus: int, nbytes: float, inside: TimeParts) -> Algorithm:
-        """Return the algorithm that is expected to finish first."""
-        return min(algorithms(kind), key=lambda one: self._path(kind, one, nodes, gpus, nbytes, inside).total)
+        paths = {one: self._path(kind, one, nodes, gpus, nbytes, inside) for one in choice}
+        latency = _quickest([path.latency for path in paths.values()])
+        whole = _quickest([path.total for path in paths.values()])
+        total = max(whole, inside.total)  # never less than inside one of the nodes
+        first: Algorithm = min(paths, key=lambda one: paths[one].total)
+        return TimeParts(latency, max(total - latency, 0.0), first)
 
     def _path(
         self, kind: str, algorithm: Algorithm, nodes: int, gpus: int, nbytes: float, inside: TimeParts
@@ -134,7 +130,7 @@ def _quickest(seconds: Sequence[float]) -> float:
 
 
 def algorithms(kind: str) -> tuple[Algorithm, ...]:
-    """Return what NCCL chooses from between nodes."""
+    """Return what NCCL chooses from between nodes: the algorithm of large messages first, that of small ones last."""
     if kind in _STRAIGHT:
         return ("direct",)
     return ("ring", "tree") if kind == "all_reduce" else ("ring",)
@@ -157,7 +153,7 @@ def card_share(kind: str, algorithm: Algorithm, nodes: int, gpus: int) -> float:
     """
     inside = gpus / nodes
     if algorithm == "direct":
-        return (nodes - 1) / nodes if kind == "all_to_all" else (gpus - inside) / gpus
+        return (nodes - 1) / nodes
     if algorithm == "tree":
         return (1.0 if nodes == 2 else 2.0) / inside
     if kind in ("broadcast", "reduce"):

@@ -53,13 +53,9 @@ def stand_in(topology: Topology) -> str:
 
 def measured_on(topology: Topology) -> Topology:
     """Return the machine that the calibration of a topology was measured on: the same one with all links at full speed."""
-    nominal = topology.nominal or topology
-    section = topology.sections.get("calibration")
-    if section is not None and not isinstance(section.said, str):
-        return nominal  # the section is about these very links
-    if nominal.outline is None or nominal.uniform or not is_node_system(topology):
-        return nominal
-    if topology.preset is not None and topology.preset.without_overrides is None:
+    nominal, section = topology.nominal or topology, topology.sections.get("calibration")
+    fitted_to_these_links = section is not None and not isinstance(section.said, str)
+    if nominal.outline is None or not nominal.overridden or fitted_to_these_links:
         return nominal
     return Topology.described(nominal.outline.description())
 

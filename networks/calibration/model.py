@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from triosim.networks.calibration.curves import LIKE, KindCurves, Sigmoid, Straggler, TimeParts, features, sent
-from triosim.networks.calibration.internode import InterNodeModel
+from triosim.networks.calibration.internode import InterNodeModel, algorithms, card_share, hops_of
 
 NodeLink = Literal["nvlink", "pcie"]
 ANY = "any"  # the kind whose figures between nodes stand for all that have none of their own
@@ -22,33 +22,20 @@ ANY = "any"  # the kind whose figures between nodes stand for all that have none
 
 @dataclass(frozen=True, slots=True)
 class InterNodeTimes:
-    """Times between nodes: seconds per hop, and the bandwidth that a GPU's network card achieves by the bytes it sends."""
+    """Times between nodes: seconds per hop, and the bandwidth that a GPU's network card achieves by the bytes it sends.
+
+    Where NCCL has a ring and a tree, the bytes are those of the ring, and the hops those of the tree.
+    """
 
     latency: float
     sigmoid: Sigmoid
 
-    def parts(self, kind: str, nodes: int, gpus: int, nbytes: float) -> TimeParts:
-        """Return the time of this tier for a collective of ``gpus`` spread over some nodes."""
-        card = on_card(kind, nodes, gpus, nbytes)
-        return TimeParts(self.latency * hops(kind, nodes), self.sigmoid.seconds(card))
-
-
-def on_card(kind: str, nodes: int, gpus: int, nbytes: float) -> float:
-    """Return the bytes that each GPU's network card sends.
-
-    NCCL lays a ring for each card, so that all of them share what crosses between nodes; of an all-to-all each GPU sends
-    what is for other nodes.
-    """
-    if kind in ("all_to_all", "gather", "scatter"):
-        return nbytes * (nodes - 1) / nodes
-    return nbytes * sent(kind, gpus) * nodes / gpus
-
-
-def hops(kind: str, nodes: int) -> int:
-    """Return how many times a first byte crosses between nodes: up and down a tree, along a chain, or straight."""
-    if kind == "all_reduce":
-        return 2 * math.ceil(math.log2(nodes))
-    return 1 if kind in ("all_to_all", "gather", "scatter") else nodes - 1
+    def parts(self, kind: str, nodes: int, gpus: int, nbytes: float, inside: TimeParts) -> TimeParts:
+        """Return the time of a collective of ``gpus`` over some nodes, given what its share inside a node takes alone."""
+        large, small = algorithms(kind)[0], algorithms(kind)[-1]
+        moving = self.sigmoid.seconds(nbytes * card_share(kind, large, nodes, gpus))
+        latency = inside.latency + self.latency * hops_of(kind, small, nodes)
+        return TimeParts(latency, max(inside.moving, moving), large)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +101,16 @@ class Calibration:
         near = self.inside(kind, inside, nbytes) if inside > 1 else TimeParts(0.0, 0.0)
         found = near
         if nodes > 1:
-            found = self._between(kind, gpus, nbytes, nodes, near)
-            if near is not None and self.internode is not None and self.measured_between(kind) is None:
-                found = self.internode.parts(kind, nodes, gpus, nbytes, near, algorithm)
+            own = self.between.get(kind) or self.between.get(LIKE.get(kind, "")) or self.between.get(ANY)
+            if own is not None:
+                found = own.parts(kind, nodes, gpus, nbytes, near or TimeParts(0.0, 0.0))
+            elif near is not None:
+                model = self.internode
+                found = None if model is None else model.parts(kind, nodes, gpus, nbytes, near, algorithm)
         if found is None:
             return None
         ratio = self.stragglers.get(kind, Straggler()).ratio(gpus, nbytes)
-        return TimeParts(found.latency * ratio + self.wait, found.moving * ratio)
-
-    def _between(self, kind: str, gpus: int, nbytes: float, nodes: int, near: TimeParts | None) -> TimeParts | None:
-        """Return the time over several nodes by curves that were fitted to this cluster, or None where there are none."""
-        tier = self.measured_between(kind)
-        if tier is None:
-            return None
-        wide, near = tier.parts(kind, nodes, gpus, nbytes), near or TimeParts(0.0, 0.0)
-        return TimeParts(near.latency + wide.latency, max(near.moving, wide.moving))
-
-    def measured_between(self, kind: str) -> InterNodeTimes | None:
-        """Return the curves between nodes that were fitted to this cluster, or None where there are none for a kind."""
-        return self.between.get(kind) or self.between.get(LIKE.get(kind, "")) or self.between.get(ANY)
+        return replace(found, latency=found.latency * ratio + self.wait, moving=found.moving * ratio)
 
     def inside(self, kind: str, gpus: int, nbytes: float) -> TimeParts | None:
         """Return the time of a collective inside a node, or None for a kind of which nothing was measured."""

@@ -163,31 +163,29 @@ class PacketNetwork(
         """Run an all-to-all of a group by its transport; see ``TransportNetwork``."""
         return self._run_plan(self._deepep.plan(ranks, transport), ranks)
 
+    def exchange_edges(self, transport: DeepEP, ranks: tuple[int, ...]) -> Iterable[tuple[NodeRef, NodeRef]]:
+        """Return source and destination of each transfer of an exchange; see ``TransportNetwork``."""
+        return self._planned(self._deepep.plan(ranks, transport), ranks).edges()
+
     def transport_notes(self) -> Iterable[str]:
         """Return what a reader should know of the times of transports; see ``TransportNetwork``."""
         return self._deepep.notes()
 
     def _run_plan(self, plan: CalibratedCollective, ranks: Sequence[int]) -> simpy.Event:
-        layout = self._reduced(Layout(plan.steady, plan.factor), ranks)
-        return layout.run(self.env, partial(self.send, stretch=plan.stretch))
+        return self._planned(plan, ranks).run(self.env, partial(self.send, stretch=plan.stretch))
+
+    def _planned(self, plan: CalibratedCollective, ranks: Sequence[int]) -> Layout:
+        return self._reduced(Layout(plan.steady, plan.factor), ranks)
 
     def collective_edges(
-        self,
-        kind: CollectiveKind,
-        ranks: tuple[int, ...],
-        nbytes: float,
-        *,
-        root: int | None = None,
-        transport: DeepEP | None = None,
+        self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
     ) -> Iterable[tuple[NodeRef, NodeRef]]:
         """Return source and destination of each transfer of a collective; see ``FoldableNetwork``."""
-        if transport is not None:
-            exchange = self._deepep.plan(ranks, transport)
-            return self._reduced(Layout(exchange.steady, exchange.factor), ranks).edges()
         operation = checked_operation(kind, ranks, nbytes, self.topology, root=root)
         plan = None if self.calibrated is None else self.calibrated.plan(operation)
-        layout = self._lowering.layout(operation) if plan is None else Layout(plan.steady, plan.factor)
-        return self._reduced(layout, ranks).edges()
+        if plan is not None:
+            return self._planned(plan, ranks).edges()
+        return self._reduced(self._lowering.layout(operation), ranks).edges()
 
     def use_link_classes(self, classes: LinkClasses | None) -> None:
         """Simulate one representative of each class of links from now on; see ``FoldableNetwork``."""

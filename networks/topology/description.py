@@ -72,11 +72,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class PresetUse:
-    """The preset that a topology comes from, the keys that were changed, and the preset without the changes of single links."""
+    """The preset that a topology comes from, and the keys that were changed."""
 
     name: str
     changed: frozenset[str] = frozenset()
-    without_overrides: Description | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class Description:
     """A topology of ``gpus`` GPUs; ``graph`` builds its nodes and links when they are first needed.
 
     ``mapping`` is what a file would hold to describe it, or None where no file can; ``outline`` is what a preset or a regular
-    shape is made of, None for any other topology.
+    shape is made of, None for any other topology; ``overridden`` says that single links differ from it.
     """
 
     name: str
@@ -97,3 +96,4 @@ class Description:
     preset: PresetUse | None = None
     mapping: Mapping[str, Any] | None = None
     outline: ShapeOutline | None = None
+    overridden: bool = False

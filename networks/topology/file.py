@@ -228,10 +228,7 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
             fix = nearest(preset.preset, PRESETS)
             raise TopologyError(f"unknown preset '{preset.preset}'", where=location.where(("preset",)), fix=fix)
         spec = _changed(PRESETS[preset.preset].spec, preset, location)
-        plain = None
-        if preset.overrides:
-            plain = _from_spec(spec, preset.model_copy(update={"overrides": []}), location, asked)
-        use = PresetUse(preset.preset, frozenset(preset.model_fields_set), plain)
+        use = PresetUse(preset.preset, frozenset(preset.model_fields_set))
         return replace(_from_spec(spec, preset, location, asked), preset=use)
     custom = "links" in mapping or "routes" in mapping or isinstance(mapping.get("nodes"), list)
     kind = mapping.get("topology", "custom" if custom else None)
@@ -288,7 +285,7 @@ def _from_spec(spec: ShapeSpec, said: schema.ShapeModel | None, location: Locati
     result = found.draft()
     _override(result, said.overrides, location)
     with location.at():
-        return described(result, found)
+        return replace(described(result, found), overridden=True)
 
 
 def _custom(said: schema.CustomModel, location: Location) -> Description:

@@ -55,81 +55,69 @@ def _pairs(name: str, gpus: int, bandwidth: float, card: Wire, host: Wire) -> Sh
     return ShapeSpec("fully_connected", bandwidth, US, name=name, gpus_per_node=gpus, inter_node=card, host=host)
 
 
-PRESETS: dict[str, Preset] = {
-    "dgx-a100": Preset(
+_TABLE = (
+    Preset(
         _nvswitch("dgx-a100", 8, 300 * GB, Wire(25 * GB, US), _PCIE4),
         "8 x A100-SXM; NVSwitch 300 GB/s peak; 200 Gb/s InfiniBand a GPU",
     ),
-    "dgx-h100": Preset(
+    Preset(
         _nvswitch("dgx-h100", 8, 450 * GB, Wire(50 * GB, US), _PCIE5, reduces=True),
         "8 x H100-SXM; NVSwitch 450 GB/s peak, reduces in the switch (NVLS); 400 Gb/s InfiniBand a GPU",
     ),
-    "dgx-h200": Preset(
+    Preset(
         _nvswitch("dgx-h200", 8, 450 * GB, Wire(50 * GB, US), _PCIE5, reduces=True),
         "8 x H200-SXM; NVSwitch 450 GB/s peak, reduces in the switch (NVLS); 400 Gb/s InfiniBand a GPU",
     ),
-    "dgx-b200": Preset(
+    Preset(
         _nvswitch("dgx-b200", 8, 900 * GB, Wire(50 * GB, US), _PCIE5, reduces=True),
         "8 x B200; NVSwitch 900 GB/s peak, NVLS; 400 Gb/s InfiniBand a GPU",
     ),
-    "dgx-b300": Preset(
+    Preset(
         _nvswitch("dgx-b300", 8, 900 * GB, Wire(100 * GB, US), _PCIE6, reduces=True),
         "8 x B300; NVSwitch 900 GB/s peak, NVLS; 800 Gb/s InfiniBand a GPU (ConnectX-8)",
     ),
-    "dgx-h20": Preset(
+    Preset(
         _nvswitch("dgx-h20", 8, 450 * GB, Wire(50 * GB, US), _PCIE5, reduces=True),
         "8 x H20; NVSwitch 450 GB/s peak, NVLS; 400 Gb/s InfiniBand a GPU is an assumption",
     ),
-    "gb200-nvl4": Preset(
+    Preset(
         _nvswitch("gb200-nvl4", 4, 900 * GB, Wire(50 * GB, US), _C2C_PAIR, reduces=True),
         "a tray of a GB200 NVL72: 4 x GB200, NVSwitch 900 GB/s peak, NVLS; 400 Gb/s InfiniBand a GPU between trays (say "
         "gb200-nvl72 where trays share a rack)",
     ),
-    "gb200-nvl72": Preset(
+    Preset(
         _nvswitch("gb200-nvl72", 72, 900 * GB, Wire(50 * GB, US), _C2C_PAIR, reduces=True),
         "a rack of 72 x GB200 in one NVLink domain; NVSwitch 900 GB/s peak, NVLS; 400 Gb/s InfiniBand a GPU between racks",
     ),
-    "gb300-nvl4": Preset(
+    Preset(
         _nvswitch("gb300-nvl4", 4, 900 * GB, Wire(100 * GB, US), _C2C_PAIR, reduces=True),
         "a tray of a GB300 NVL72: 4 x GB300, NVSwitch 900 GB/s peak, NVLS; 800 Gb/s InfiniBand a GPU between trays",
     ),
-    "gb300-nvl72": Preset(
+    Preset(
         _nvswitch("gb300-nvl72", 72, 900 * GB, Wire(100 * GB, US), _C2C_PAIR, reduces=True),
         "a rack of 72 x GB300 in one NVLink domain; NVSwitch 900 GB/s peak, NVLS; 800 Gb/s InfiniBand a GPU between racks",
     ),
-    "gh200": Preset(
-        ShapeSpec(
-            *("switch", 450 * GB, US / 2),
-            name="gh200",
-            gpus_per_node=1,
-            inter_node=Wire(50 * GB, US),
-            host=Wire(450 * GB, US),
-        ),
+    Preset(
+        _nvswitch("gh200", 1, 450 * GB, Wire(50 * GB, US), Wire(450 * GB, US)),
         "1 x GH200; NVLink-C2C to the host, 450 GB/s peak; 400 Gb/s InfiniBand",
     ),
-    "gb10": Preset(
-        ShapeSpec(
-            *("switch", 25 * GB, US / 2),
-            name="gb10",
-            gpus_per_node=1,
-            inter_node=Wire(25 * GB, US, network="roce"),
-            host=Wire(136.5 * GB, US),
-        ),
+    Preset(
+        _nvswitch("gb10", 1, 25 * GB, Wire(25 * GB, US, network="roce"), Wire(136.5 * GB, US)),
         "1 x GB10 (DGX Spark); 200 Gb/s RoCE; CPU and GPU share the memory, so that a copy has half of its 273 GB/s",
     ),
-    "mi300x": Preset(
+    Preset(
         _pairs("mi300x", 8, 64 * GB, Wire(50 * GB, US), _PCIE5),
         "8 x MI300X; Infinity Fabric of 64 GB/s peak between every two; 400 Gb/s InfiniBand a GPU is an assumption",
     ),
-    "v100-nvl4": Preset(
+    Preset(
         _pairs("v100-nvl4", 4, 50 * GB, Wire(12.5 * GB, US), _PCIE3),
         "4 x V100-SXM2; two NVLinks of 25 GB/s peak between every two; 100 Gb/s a GPU is an assumption",
     ),
-    "h100-nvl2": Preset(
+    Preset(
         _pairs("h100-nvl2", 2, 300 * GB, Wire(50 * GB, US, gpus_per_nic=2), _PCIE5),
         "2 x H100 PCIe or H100 NVL with NVLink bridges, 300 GB/s peak; 400 Gb/s InfiniBand for both is an assumption",
     ),
-    "dgx-1-v100": Preset(
+    Preset(
         ShapeSpec(
             "hybrid_cube_mesh",
             25 * GB,
@@ -140,58 +128,61 @@ PRESETS: dict[str, Preset] = {
         ),
         "8 x V100-SXM2; NVLinks of 25 GB/s peak, half of the pairs have two; 4 x 100 Gb/s InfiniBand, each for two GPUs",
     ),
-    "dgx-2": Preset(
+    Preset(
         _nvswitch("dgx-2", 16, 150 * GB, Wire(12.5 * GB, US, gpus_per_nic=2), _PCIE3),
         "16 x V100; NVSwitch 150 GB/s peak; 8 x 100 Gb/s InfiniBand, each for two GPUs",
     ),
-    "a40-pcie": Preset(
+    Preset(
         _pcie("a40-pcie", 2, 25 * GB, Wire(25 * GB, US, gpus_per_nic=2)),
         "2 x A40 at the root complex of a host; PCIe 4 x16, 25 GB/s achieved (32 peak); 200 Gb/s for both is an assumption",
     ),
-    "a100-pcie": Preset(
+    Preset(
         _pcie("a100-pcie", 8, 25 * GB, Wire(25 * GB, US, gpus_per_nic=2)),
         "8 x A100 PCIe without NVLink bridges; PCIe 4 x16, 25 GB/s achieved (32 peak); 200 Gb/s for two GPUs",
     ),
-    "h100-pcie": Preset(
+    Preset(
         _pcie("h100-pcie", 8, 50 * GB, Wire(50 * GB, US, gpus_per_nic=2)),
         "8 x H100 PCIe without NVLink bridges; PCIe 5 x16, 50 GB/s achieved (63 peak); 400 Gb/s for two GPUs",
     ),
-    "l40s-pcie": Preset(
+    Preset(
         _pcie("l40s-pcie", 8, 25 * GB, Wire(25 * GB, US, gpus_per_nic=2)),
         "8 x L40S; PCIe 4 x16, 25 GB/s achieved (32 peak); 200 Gb/s for two GPUs",
     ),
-    "l4-pcie": Preset(
+    Preset(
         _pcie("l4-pcie", 8, 25 * GB, Wire(12.5 * GB, US, gpus_per_nic=8, network="sockets")),
         "8 x L4; PCIe 4 x16, 25 GB/s achieved (32 peak); 100 Gb/s for all of a node, TCP",
     ),
-    "t4-pcie": Preset(
+    Preset(
         _pcie("t4-pcie", 4, 12.5 * GB, Wire(6.25 * GB, US, gpus_per_nic=4, network="sockets")),
         "4 x T4; PCIe 3 x16, 12.5 GB/s achieved (16 peak); 50 Gb/s for all of a node, TCP",
     ),
-    "a10g-pcie": Preset(
+    Preset(
         _pcie("a10g-pcie", 8, 25 * GB, Wire(12.5 * GB, US, gpus_per_nic=8, network="efa")),
         "8 x A10G; PCIe 4 x16, 25 GB/s achieved (32 peak); 100 Gb/s EFA for all of a node",
     ),
-    "rtx-pro-6000-pcie": Preset(
+    Preset(
         _pcie("rtx-pro-6000-pcie", 8, 50 * GB, Wire(50 * GB, US, gpus_per_nic=2)),
         "8 x RTX PRO 6000 Blackwell; PCIe 5 x16, 50 GB/s achieved (63 peak); 400 Gb/s for two GPUs",
     ),
-    "rtx-4090-pcie": Preset(
+    Preset(
         _pcie("rtx-4090-pcie", 8, 25 * GB, Wire(12.5 * GB, US, gpus_per_nic=8)),
         "8 x RTX 4090; PCIe 4 x16, 25 GB/s achieved (32 peak); 100 Gb/s for all of a node",
     ),
-    "rtx-5090-pcie": Preset(
+    Preset(
         _pcie("rtx-5090-pcie", 8, 50 * GB, Wire(12.5 * GB, US, gpus_per_nic=8)),
         "8 x RTX 5090; PCIe 5 x16, 50 GB/s achieved (63 peak); 100 Gb/s for all of a node",
     ),
-    "tpu-v4": Preset(
+    Preset(
         ShapeSpec("torus", 50 * GB, US / 2, name="tpu-v4", dimensions=3, default_gpus=64, host=Wire(12.5 * GB, US)),
         "3D torus, as even as the number of chips allows (64: 4 x 4 x 4); 6 links a chip of 50 GB/s peak; "
         "the host link is an assumption",
     ),
-    "wafer-84": Preset(
+    Preset(
         ShapeSpec("mesh", 60.5 * GB, US / 2, name="wafer-84", shape=(12, 7), host=_PCIE4),
         "12 x 7 mesh of A100-class GPUs on a wafer (TrioSim 7.1); the paper gives no link bandwidth: 60.5 GB/s is one of the "
         "8 channels of 484 GB/s in its photonic study, so say your own, as in wafer-84(bandwidth=100 GB/s)",
     ),
-}
+)
+
+#: The presets by name.
+PRESETS = {preset.spec.name or "": preset for preset in _TABLE}

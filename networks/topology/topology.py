@@ -38,9 +38,9 @@ class Topology:
     """Nodes, links, and the route of a message from one node to another.
 
     ``routes`` are explicit routes: names of links by (source, destination); all others are found. ``outline`` is what a preset
-    or a regular shape was made of, the spec of a node and the number of nodes; None for any other topology. The graph of a
-    regular topology is built when somebody first asks for it: making the links of many GPUs takes seconds, and closed forms
-    need none.
+    or a regular shape was made of, the spec of a node and the number of nodes; None for any other topology. ``overridden`` says
+    that a file gives other figures to single links. The graph of a regular topology is built when somebody first asks for it:
+    making the links of many GPUs takes seconds, and closed forms need none.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Topology:
         self.sections: Mapping[str, Section] = description.sections
         self.preset: PresetUse | None = description.preset
         self.outline: ShapeOutline | None = description.outline
+        self.overridden = description.overridden
         self._mapping = description.mapping
         self.nominal: Topology | None = None  # the same topology before its links were slowed
         self.ring_orders: dict[tuple[int, ...], tuple[int, ...]] = {}  # found by ring_order(), which keeps them here

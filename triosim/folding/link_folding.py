@@ -23,7 +23,7 @@ def pattern_edges(network: FoldableNetwork, pattern: TransferPattern, nbytes: fl
         return ((pattern.ranks[0], pattern.ranks[1]),)
     kind, ranks, transport = pattern.collective, pattern.ranks, pattern.transport
     if transport is not None and isinstance(network, TransportNetwork):
-        return tuple(network.collective_edges(kind, ranks, nbytes, transport=transport))
+        return tuple(network.exchange_edges(transport, ranks))
     return tuple(network.collective_edges(kind, ranks, nbytes, root=pattern.root))
 
 

@@ -25,7 +25,8 @@ from triosim.networks.calibration.curves import (
     features,
     sent,
 )
-from triosim.networks.calibration.model import Calibration, InterNodeTimes, NodeScale, hops, on_card
+from triosim.networks.calibration.internode import algorithms, card_share, hops_of
+from triosim.networks.calibration.model import Calibration, InterNodeTimes, NodeScale
 
 Array = npt.NDArray[np.float64]
 
@@ -104,7 +105,7 @@ def fit_kind(kind: str, rows: Sequence[MeasuredCollective]) -> KindCurves:
     plain = KindCurves(kind, curves)
     weights = _correction(plain, rows)
     found = KindCurves(kind, curves, weights)
-    return replace(found, curves=tuple(_with_residuals(found, curve, rows) for curve in curves), _found={})
+    return replace(found, curves=tuple(_with_residuals(found, curve, rows) for curve in curves))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +144,11 @@ def fit_between(kind: str, rows: Sequence[MeasuredCollective], inside: KindCurve
         else TimeParts(0.0, 0.0)
         for row in rows
     ]
+    large, small = algorithms(kind)[0], algorithms(kind)[-1]
     problem = _Problem(
-        np.array([on_card(kind, row.nodes, row.gpus, row.nbytes) for row in rows]),
+        np.array([row.nbytes * card_share(kind, large, row.nodes, row.gpus) for row in rows]),
         np.log(seconds),
-        hops=np.array([float(hops(kind, row.nodes)) for row in rows]),
+        hops=np.array([hops_of(kind, small, row.nodes) for row in rows]),
         extra=np.array([part.latency for part in near]),
         floor=np.array([part.moving for part in near]),
     )
