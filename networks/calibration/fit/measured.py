@@ -163,10 +163,15 @@ def _of_gpu(
 
 def same_gpu(one: str, other: str) -> bool:
     """Return whether two names are of one GPU, or of its kind in several builds (A100, A100-SXM4-80GB)."""
-    found = catalogue.get(one), catalogue.get(other)
+    found = gpu_of(one), gpu_of(other)
     if found[0] is not None and found[1] is not None:
         return found[0].name.partition("-")[0] == found[1].name.partition("-")[0]
     return one.lower() == other.lower()
+
+
+def gpu_of(name: str) -> catalogue.Gpu | None:
+    """Return the GPU of the catalogue that a table names; what is in brackets after the name is a remark: 'L40S (PCIe)'."""
+    return catalogue.get(name.partition("(")[0])
 
 
 def _whole(text: str, name: str, where: str) -> int:

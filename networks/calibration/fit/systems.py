@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from triosim import gpus as catalogue
 from triosim.errors import TriosimError
+from triosim.networks.calibration.fit.measured import gpu_of
 from triosim.networks.topology import Topology
 from triosim.networks.topology.presets import GB, PRESETS
 from triosim.networks.topology.shapes import NetworkName, Wire
@@ -174,7 +174,7 @@ def _found(system: str) -> tuple[str, float | None] | None:
     found = next(((preset, bandwidth) for word, preset, bandwidth in SYSTEMS if re.search(word, plain)), None)
     if found is not None:
         return found
-    gpu = catalogue.get(re.sub(r"\(.*", "", system))
+    gpu = gpu_of(system)
     return None if gpu is None or gpu.nvlink_bandwidth else ("a100-pcie", PCIE_SHARE * gpu.pcie_bandwidth)
 
 
