@@ -9,8 +9,9 @@ models that have not seen it either. ``python -m validation.intervals`` prints e
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -188,8 +189,8 @@ def steps(table: str, rows: FamilyTable) -> Iterator[Coverage]:
 
 
 def _steps_of(table: str, rows: FamilyTable, gpu: Gpu, column: str) -> Iterator[Coverage]:
-    models: tuple[tuple[str, type[ComputeModel]], ...] = (
-        ("auto", AutoComputeModel),
+    models: tuple[tuple[str, Callable[[], ComputeModel]], ...] = (
+        ("auto", partial(AutoComputeModel, sustained=False)),
         ("linear", Linear),
         ("roofline", Roofline),
     )

@@ -2,8 +2,8 @@
 
 A product of large float32 matrices reaches a share of the peak, unless that takes more than the board's power: inference cards
 (T4, L4, P4) reach 30% to 50% of the peak of their data sheet. The energy of a FLOP, for the whole board, is fitted for two
-generations of chips, before and from Ada and Hopper. On tensor cores it is the ``joules_per_flop`` of the GPU's file: of two
-boards with the same chip, the one with the lower power limit computes more slowly.
+generations of chips, before and from Ada and Hopper. What the power allows on tensor cores, in steps and not in loops, is in
+``triosim.gpus.energy``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from triosim.gpus import Gpu
-from triosim.operators import number_formats
-
-_NEW = ("ada", "hopper", "blackwell", "cdna")
+from triosim.gpus import Gpu, energy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +31,14 @@ class AttainableRate:
         return min(self.share * gpu.rate(dtype), self.power_limit(gpu, dtype))
 
     def power_limit(self, gpu: Gpu, dtype: str) -> float:
-        """Return the FLOP/s that a board's power allows; infinity where its power or energy is not known.
-
-        The energy of a FLOP on tensor cores is proportional to the width of its factors: fp8 takes half of half precision's.
-        """
-        if dtype != "float32":
-            width = 4.0 if dtype == "tf32" else number_formats.bytes_of_factor(dtype)
-            joules = gpu.joules_per_flop * width / 2.0
-            return gpu.tdp_watts / joules if joules and gpu.tdp_watts else math.inf
-        if not gpu.tdp_watts:
+        """Return the FLOP/s in float32 that a board's power allows; infinity in other dtypes, and where it is not known."""
+        if dtype != "float32" or not gpu.tdp_watts:
             return math.inf
-        return gpu.tdp_watts / (self.new if gpu.architecture.lower().startswith(_NEW) else self.old)
+        return gpu.tdp_watts / (self.new if energy.is_new(gpu) else self.old)
 
 
 #: The parameters without any fit.
-DEFAULT = AttainableRate(0.85, 17.5e-12, 10e-12)
+DEFAULT = AttainableRate(0.85, energy.FLOAT32_OLD, energy.FLOAT32_NEW)
 
 
 def fit(gpus: Sequence[Gpu], rates: Sequence[float], dtype: str) -> AttainableRate:

@@ -7,7 +7,7 @@ products on tensor cores.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: The dtype that a GPU without arithmetic of a dtype computes in. Half precision without tensor cores is emulated in float32.
 _INSTEAD: Mapping[str, str] = {
@@ -29,7 +29,8 @@ class Gpu:
 
     ``nvlink_bandwidth`` is that of all links to other GPUs together (NVLink, Infinity Fabric), 0 without any; ``sms`` is how
     many multiprocessors (compute units, cores) it has; ``joules_per_flop`` is the whole board's energy for a FLOP of a long
-    half-precision product on tensor cores. 0 means unknown. ``like`` is the GPU of the catalogue that it differs from.
+    product, by dtype, where it is not that of the architecture (``triosim.gpus.energy``). 0 means unknown. ``like`` is the GPU
+    of the catalogue that it differs from.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Gpu:
     nvlink_bandwidth: float = 0.0
     pcie_bandwidth: float = 0.0
     tdp_watts: float = 0.0
-    joules_per_flop: float = 0.0
+    joules_per_flop: Mapping[str, float] = field(default_factory=dict)
     price_per_hour: float | None = None
     source: str = ""
     like: str = ""

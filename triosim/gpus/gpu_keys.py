@@ -40,20 +40,30 @@ def _number(parse: Callable[[Any], float], value: Any, *, positive: bool = False
     return number
 
 
+_energy = partial(_number, partial(_scaled, "J", "0.9 pJ"), positive=True)
 _flop_rate = partial(_number, partial(_scaled, r"FLOPS?|FLOP/s|flops|flop/s", "67 TFLOP/s"), positive=True)
 
 
 def _rates(value: Any) -> dict[str, float]:
     if not isinstance(value, dict):
         raise ValueError("it is not a mapping; write for example 'flops: {float32: 67 TFLOP/s, bfloat16: 989 TFLOP/s}'")
+    return _by_dtype(value, _flop_rate)
+
+
+def _energies(value: Any) -> dict[str, float]:
+    """Return energies by dtype; one alone is that of half precision."""
+    return _by_dtype(value if isinstance(value, dict) else {"float16": value}, _energy)
+
+
+def _by_dtype(value: Mapping[Any, Any], parse: Callable[[Any], float]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for said, rate in value.items():
+    for said, one in value.items():
         dtype = dtype_name(str(said))
         if dtype not in DTYPES:
             raise ValueError(f"unknown dtype '{said}'; {nearest(str(said), DTYPES)}")
         if dtype in found:
             raise ValueError(f"'{dtype}' is given twice")
-        found[dtype] = _flop_rate(rate)
+        found[dtype] = parse(one)
     return found
 
 
@@ -90,7 +100,7 @@ KEYS: Mapping[str, Callable[[Any], Any]] = {
     "nvlink_bandwidth": partial(_number, parse_bandwidth),
     "pcie_bandwidth": partial(_number, parse_bandwidth),
     "tdp_watts": partial(_number, partial(_scaled, "W", "700 W")),
-    "joules_per_flop": partial(_number, partial(_scaled, "J", "0.9 pJ")),
+    "joules_per_flop": _energies,
     "price_per_hour": partial(_number, partial(_scaled, "", "2.5")),
     "source": _text,
 }

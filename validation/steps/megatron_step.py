@@ -17,7 +17,7 @@ from triosim.operators.kinds import kind_of
 from triosim.trace import Operator, Trace
 from validation.steps.rows import Record
 
-CONSTANTS = ("launch", "softmax", "products", "vocabulary", "wait", "ahead")
+CONSTANTS = ("launch", "softmax", "vocabulary", "wait", "ahead")
 
 #: Nodes by their network: vTrain's have four cards, each for two GPUs; Korthikanti's (Selene) have one for each GPU.
 _NODES: dict[str, dict[str, Any]] = {
@@ -155,10 +155,8 @@ def _timed(operator: Operator, step: Step, constants: Mapping[str, float]) -> Op
         return operator  # a view
     name = base_name(operator.name)
     seconds, host = operator.seconds, constants["launch"]
-    if kind_of(name) == "product":
-        seconds *= constants["products"]
-        if operator.layer == "output_layer" and step.tp == 1 and not step.padded:
-            seconds *= constants["vocabulary"]
+    if kind_of(name) == "product" and operator.layer == "output_layer" and step.tp == 1 and not step.padded:
+        seconds *= constants["vocabulary"]
     elif name in ("softmax", "softmax_backward_data") and not step.fused_softmax:
         host += constants["softmax"]
     return replace(operator, seconds=seconds, host_seconds=host)

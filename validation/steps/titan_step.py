@@ -18,7 +18,7 @@ from triosim.models import Llama
 from triosim.models.catalogue import MODELS
 from triosim.trace import Trace
 
-CONSTANTS = ("joules", "beside_collective", "beside_computation")
+CONSTANTS = ("beside_collective", "beside_computation")
 #: Steps of so many layers are simulated.
 FEW, MORE = 4, 8
 #: What runs again in the backward pass, by torchtitan's word, of plain products and of those in eight bits.
@@ -40,6 +40,11 @@ class Nodes:
     watts: float = 700.0
     gpus: int = 8
     card: str = "400 Gb/s"
+
+    @property
+    def board(self) -> str:
+        """The name of the GPU."""
+        return f"H100(power={self.watts:g} W, bandwidth={self.bandwidth / 1e12:g} TB/s)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +101,7 @@ def llama(name: str) -> Llama:
 def _simulated(step: Step, layers: int, constants: Mapping[str, float]) -> float:
     extra = {"overlap": "ring"} if step.overlapped else {}
     result = triosim.simulate(
-        _described(step, layers, _board(step.nodes, constants["joules"])),
+        _described(step, layers, step.nodes.board),
         _axes(step) or "single",
         gpus=step.gpus,
         topology=_topology(step),
@@ -162,12 +167,6 @@ def _described(step: Step, layers: int, gpu: str, optimizer: str = "master-adamw
         optimizer=optimizer,
         gpu=gpu,
     )
-
-
-def _board(nodes: Nodes, picojoules: float) -> str:
-    """Return the name of an H100 with another memory and power limit."""
-    watts, bandwidth = f"{nodes.watts:g} W", f"{nodes.bandwidth / 1e12:g} TB/s"
-    return f"H100(power={watts}, bandwidth={bandwidth}, energy={picojoules:.6g} pJ)"
 
 
 def _topology(step: Step) -> dict[str, Any] | None:

@@ -114,7 +114,10 @@ def already_fitted(measured: MeasuredFiles) -> list[str]:
 
 
 def evaluate(measured: MeasuredFiles) -> Evaluation:
-    """Compare measured operators with the estimates of ``auto``, which has fitted models and the roofline alone."""
+    """Compare measured operators with the estimates of ``auto``, which has fitted models and the roofline alone.
+
+    Tables are measured in short loops: no power limit counts.
+    """
     judged = [_Judged.of(rows) for rows in measured.by_gpu()]
     seconds, predicted = (np.concatenate([getattr(one, name) for one in judged]) for name in ("measured", "predicted"))
     keys = np.array([key for one in judged for key in one.kinds])
@@ -144,7 +147,7 @@ class _Judged:
 
     @classmethod
     def of(cls, rows: OperatorRows) -> _Judged:
-        found = AutoComputeModel().estimate(rows.operators, rows.gpu.name)
+        found = AutoComputeModel(sustained=False).estimate(rows.operators, rows.gpu.name)
         kinds = [f"{bare_name(one.name)} {one.phase}" for one in rows.rows()]
         models = [found.model[row] for row in rows.measured.tolist()]
         return cls(rows.gpu.name, rows.seconds, found.seconds[rows.measured], kinds, models, _labels(rows, kinds))

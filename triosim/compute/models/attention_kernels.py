@@ -21,7 +21,7 @@ import numpy as np
 from triosim import gpus
 from triosim.compute.compute_model import ComputeModel, Estimates
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
-from triosim.gpus import Gpu
+from triosim.gpus import Gpu, energy
 from triosim.operators.features import base_name
 from triosim.trace import Operator
 
@@ -86,7 +86,8 @@ def _seconds(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
     # The figures' calls are 2,048 blocks: their rates include the empty share of the last wave.
     blocks = batch * heads * -(-(keys if backward else length) // _BLOCK)
     waves = blocks / max(gpu.sms, 1)
-    return flops / rate * (-(-waves // 1) / waves) / _EMPTY_THERE + _LAUNCH_SECONDS
+    seconds = flops / rate * (-(-waves // 1) / waves) / _EMPTY_THERE + _LAUNCH_SECONDS
+    return max(seconds, flops / energy.sustained_rate(gpu, "bfloat16"))
 
 
 def knows(operator: Operator, gpu: Gpu) -> bool:

@@ -36,17 +36,22 @@ ASSUMED_ERROR = 0.3
 WITHIN_A_TRACE = 2.0
 #: A regression that states a larger error than this has learned nothing, and is not preferred to other models.
 NOTHING_LEARNED = 1.0
-#: The models that are fitted to tables, the most specific first.
+#: The models that are fitted to tables, the most specific first; and as they are in the tables' short loops.
 _STORED: tuple[ComputeModel, ...] = (Calibrated(), Forest(), AttentionKernels(), Elementwise(), Reduction())
+_IN_LOOPS = tuple(Forest(sustained=False) if type(one) is Forest else one for one in _STORED)
 #: The models that the user's own regressions were compared with when they were fitted.
 _COMPARED = (Forest.name, AttentionKernels.name, Elementwise.name, Reduction.name, Roofline.name)
 
 
 class AutoComputeModel(ComputeModel):
-    """Chooses by expected error, operator by operator; each estimate names the model that it comes from."""
+    """Chooses by expected error, operator by operator; each estimate names the model that it comes from.
 
-    def __init__(self) -> None:
+    ``sustained``: operators are those of a step, and not of a benchmark's short loop (``triosim.gpus.energy``).
+    """
+
+    def __init__(self, *, sustained: bool = True) -> None:
         model_files.check_named()
+        self._sustained = sustained
         self._linear: Linear | None = None
         self._roofline = Roofline()
 
@@ -67,21 +72,21 @@ class AutoComputeModel(ComputeModel):
         before, after = OperatorSequence.of(before), OperatorSequence.of(after)
         if gpu == target:
             return best((model.ratios(before, after, gpu, gpu), weight) for model, weight in self._candidates(gpu))
-        models = (*(stored(target) if stored(gpu) else ()), self._roofline)
+        models = (*(self._stored(target) if self._stored(gpu) else ()), self._roofline)
         found = [model.ratios(before, after, gpu, target) for model in models]
         return best((one, 1.0) for one in (_regressions_alone(before, after, target), *found))
 
     def _candidates(self, gpu: str) -> Iterator[tuple[ComputeModel, float]]:
         """Yield the models to ask about one GPU, and the factors of their errors."""
-        yield from ((model, 1.0) for model in stored(gpu))
+        yield from ((model, 1.0) for model in self._stored(gpu))
         if self._linear is not None:
             yield self._linear, WITHIN_A_TRACE
         yield self._roofline, WITHIN_A_TRACE
 
-
-def stored(gpu: str) -> tuple[ComputeModel, ...]:
-    """Return the models that are fitted to tables, for a GPU of the catalogue; none for any other."""
-    return _STORED if gpus.get(gpu) is not None else ()
+    def _stored(self, gpu: str) -> tuple[ComputeModel, ...]:
+        """Return the models that are fitted to tables, for a GPU of the catalogue; none for any other."""
+        known = _STORED if self._sustained else _IN_LOOPS
+        return known if gpus.get(gpu) is not None else ()
 
 
 def _regressions_alone(before: Sequence[Operator], after: Sequence[Operator], target: str) -> Estimates:

@@ -18,7 +18,7 @@ from triosim.compute.learned.call_features import ATTENTION_SECONDS
 from triosim.compute.learned.family_model import FamilyModel
 from triosim.compute.models import attention_kernels
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
-from triosim.gpus import Gpu
+from triosim.gpus import Gpu, energy
 from triosim.trace import Operator
 
 #: Half precision, and fp8, run on the same units at the same rate in either format; the tables hold one of them.
@@ -34,11 +34,17 @@ _OWN = "own"
 
 
 class Forest(ComputeModel):
-    """``linear``, ``mm``, ``addmm``, ``bmm``, ``matmul`` and their backward; attention; in the dtypes that were measured."""
+    """``linear``, ``mm``, ``addmm``, ``bmm``, ``matmul`` and their backward; attention; in the dtypes that were measured.
+
+    ``sustained``: as in a step, where the board's power limits long products, and not as in the short loops of the tables.
+    """
 
     name = "forest"
     families: tuple[str, ...] = ("product", "attention")
     same_units = True
+
+    def __init__(self, *, sustained: bool = True) -> None:
+        self._sustained = sustained
 
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
@@ -49,7 +55,7 @@ class Forest(ComputeModel):
         for rows, calls in seen.calls:
             model = self._model(calls, target) if calls.family in self.families else None
             if model is not None:
-                found.seconds[rows], found.relative_error[rows] = _predict(model, calls, target)
+                found.seconds[rows], found.relative_error[rows] = self._predict(model, calls, target)
                 self._name(found, rows, model, target)
                 if calls.family == "attention" and not model_files.is_own(model):
                     other_kernel = [row for row in rows.tolist() if attention_kernels.knows(seen[row], target)]
@@ -57,7 +63,7 @@ class Forest(ComputeModel):
         for rows, calls in seen.gradients if "product" in self.families else ():
             model = self._model(calls, target)
             if model is not None:
-                seconds, error = _predict(model, calls, target)
+                seconds, error = self._predict(model, calls, target)
                 _add(found, rows, seconds, error + _GRADIENT_ERROR)
                 self._name(found, rows, model, target)
         return found
@@ -76,14 +82,30 @@ class Forest(ComputeModel):
         for row in rows.tolist():
             found.model[row] = name
 
+    def _predict(self, model: FamilyModel, calls: FamilyCalls, gpu: Gpu) -> tuple[Array, Array]:
+        """Return seconds and relative errors of calls."""
+        seconds = model.seconds(calls, gpu)
+        if self._sustained and not model_files.is_own(model):
+            seconds = np.maximum(seconds, _at_power(calls, gpu))
+        error = model.relative_error(calls, gpu, seconds) + (_OTHER_FORMAT_ERROR if model.dtype != calls.dtype else 0.0)
+        if calls.family == "attention" and calls.kinds is not None:
+            return seconds * _full_over_causal(calls, seconds), error + _FULL_ERROR
+        return seconds, error
 
-def _predict(model: FamilyModel, calls: FamilyCalls, gpu: Gpu) -> tuple[Array, Array]:
-    """Return seconds and relative errors of calls."""
-    seconds = model.seconds(calls, gpu)
-    error = model.relative_error(calls, gpu, seconds) + (_OTHER_FORMAT_ERROR if model.dtype != calls.dtype else 0.0)
-    if calls.family == "attention" and calls.kinds is not None:
-        return seconds * _full_over_causal(calls, seconds), error + _FULL_ERROR
-    return seconds, error
+
+def _at_power(calls: FamilyCalls, gpu: Gpu) -> Array | float:
+    """Return the shortest time on tensor cores that the board's power allows for long."""
+    if calls.dtype == "float32" or calls.family not in Forest.families:
+        return 0.0
+    b, m, n, k = (
+        (calls[name] for name in "bmnk")
+        if calls.family == "product"
+        else (calls["batch"] * calls["heads"], calls["sequence"], calls["sequence"], calls["head_dim"])
+    )
+    least: Array = (
+        2.0 * b * m * n * k / energy.sustained_rate(gpu, calls.dtype)
+    )  # attention: two products, half of them masked
+    return least
 
 
 def _full_over_causal(group: FamilyCalls, seconds: Array) -> Array:

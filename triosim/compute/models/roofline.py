@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from triosim import gpus
-from triosim.compute import attainable_rate, uncertainty
+from triosim.compute import uncertainty
 from triosim.compute.compute_model import CLASS_EDGES, Array, ComputeModel, Estimates
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
+from triosim.gpus import energy
 from triosim.operators import features, products
 from triosim.operators.kinds import kind_of
 from triosim.trace import Operator, Trace
@@ -198,7 +199,7 @@ def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
     peak = gpu.rate(dtype)
     if kind != "product":
         return peak
-    return min(peak, attainable_rate.DEFAULT.power_limit(gpu, dtype) / DEFAULTS["product"].compute)
+    return min(peak, energy.sustained_rate(gpu, dtype) / DEFAULTS["product"].compute)
 
 
 def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency) -> Efficiency:

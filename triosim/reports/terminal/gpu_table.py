@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from rich.console import RenderableType
 
-from triosim.gpus import Gpu
+from triosim.gpus import Gpu, energy
 from triosim.reports.terminal.tables import facts_table, table
 from triosim.units import format_bandwidth, format_bytes
 
@@ -44,11 +44,32 @@ def render_one(gpu: Gpu) -> RenderableType:
         ("NVLink", f"{format_bandwidth(gpu.nvlink_bandwidth)} in one direction" if gpu.nvlink_bandwidth else ""),
         ("PCIe", f"{format_bandwidth(gpu.pcie_bandwidth)} in one direction" if gpu.pcie_bandwidth else ""),
         ("power", f"{gpu.tdp_watts:g} W" if gpu.tdp_watts else ""),
-        ("energy", f"{1e12 * gpu.joules_per_flop:g} pJ a half-precision FLOP" if gpu.joules_per_flop else ""),
+        ("energy", _energies(gpu)),
+        ("sustained", _sustained(gpu)),
         ("price", f"{gpu.price_per_hour:g} an hour" if gpu.price_per_hour is not None else ""),
         ("source", gpu.source),
     ]
     return facts_table((name, value) for name, value in facts if value)
+
+
+def _energies(gpu: Gpu) -> str:
+    """Return the energy of a FLOP by dtype, and what it rests on."""
+    found = ", ".join(f"{dtype} {1e12 * joules:.3g} pJ" for dtype in gpu.flops if (joules := energy.joules(gpu, dtype)))
+    known = energy.of_architecture(gpu)
+    return f"{found} a FLOP ({'given' if gpu.joules_per_flop else known.source if known else ''})" if found else ""
+
+
+def _sustained(gpu: Gpu) -> str:
+    """Return at which rate and clock the board's power lets long products run, of the dtypes that it limits."""
+    limits = {
+        dtype: energy.sustained_rate(gpu, dtype)
+        for dtype, rate in gpu.flops.items()
+        if energy.sustained_rate(gpu, dtype) < rate
+    }
+    return ", ".join(
+        f"{dtype} {_rate(rate)} TFLOP/s at {energy.sustained_clock(gpu, dtype) / 1e9:.2f} GHz"
+        for dtype, rate in limits.items()
+    )
 
 
 def as_json(gpus: Sequence[Gpu] | Gpu) -> str:
