@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from statistics import mean, median
 
 import numpy as np
 import numpy.typing as npt
@@ -38,27 +39,32 @@ FILE = Path(internode.__file__).with_name("internode.json")
 PEER = 1e-6  # seconds for each peer of an all-to-all: what a proxy thread takes to post a send; no row measures it
 #: What is believed of each constant before any row is seen, and how firmly (standard deviation): logits of shares, or logs.
 PRIOR: dict[str, tuple[float, float]] = {
-    **{f"hop {name}": (math.log(hop), 1.0) for name, hop in zip(NETWORKS, (7e-6, 8e-6, 15e-6, 30e-6), strict=True)},
+    **{f"hop {name}": (math.log(hop), 1.0) for name, hop in zip(NETWORKS, (6e-6, 8e-6, 20e-6, 30e-6), strict=True)},
     **{f"efficiency {name}": (2.5, 1.0) for name in NETWORKS},
     "lone": (-1.0, 1.0),  # added to the logit of RoCE's efficiency where a node has one GPU in the group
-    "inside": (-0.5, 0.7),
+    "hop_exponent": (0.5, 0.3),  # of EFA: between not at all and in proportion to the card's bandwidth
     "launch": (math.log(6e-6), 0.5),
     "simple_hops": (math.log(2.0), 0.7),
     "low_latency_share": (-1.5, 1.0),
-    "filling": (math.log(0.6), 0.7),
+    "chunk": (math.log(2**19), 0.7),  # NCCL's buffers of 4 MiB have 8 slots
     "ring_hop": (-0.5, 0.7),
-    "card_exponent": (0.3, 0.5),
 }
-BELIEF = 0.5  # weight of the prior beside the rows
+BELIEF = 1.0  # weight of the prior beside the rows
 ROBUST = 0.15  # errors of ln(seconds) beyond this count linearly
 LARGE_WEIGHT = 1.5  # of a row from 1 MiB; each cluster weighs as the root of its rows
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRow:
-    """One collective that was measured between the nodes of a cluster, and what its share inside a node takes."""
+    """One collective that was measured between the nodes of a cluster, and what its share inside a node takes.
+
+    ``cluster`` is the collective and the group, ``machine`` the GPU and its network, which are left out together. ``judged``
+    is what is asked of: NCCL over InfiniBand, RoCE or EFA, on a healthy cluster.
+    """
 
     cluster: str
+    machine: str
+    judged: bool
     network: str
     kind: str
     algorithm: str
@@ -98,13 +104,14 @@ def _row(said: SystemRow, scan: bool) -> ClusterRow | None:
     network, bandwidth = wire.network, model.bandwidth
     if "T4" in said.group.name:  # 50 Gb/s; without GPUDirect EFA goes through the host's memory, as TCP does
         network, bandwidth = "sockets", 6.25e9
-    cluster = SCAN if scan else f"{said.group.name}, {nic}, {row.gpus} GPUs, {row.kind}"
-    algorithm = {"nvls-tree": "tree", "tree": "tree", "ring": "ring"}.get(said.algorithm or "", "")
+    machine = SCAN if scan else f"{said.group.name}, {nic}"
     return ClusterRow(
-        cluster,
+        machine if scan else f"{machine}, {row.gpus} GPUs, {row.kind}",
+        machine,
+        not scan and network != "sockets" and said.group.healthy == "yes",
         network,
         row.kind,
-        algorithm,
+        said.algorithm or "",
         row.nodes,
         row.gpus,
         bandwidth,
@@ -130,17 +137,16 @@ def constants_at(point: Mapping[str, float]) -> Constants:
             math.exp(point[f"hop {name}"]),
             _share(point[f"efficiency {name}"]),
             _share(point[f"efficiency {name}"] + (point["lone"] if name == "roce" else 0.0)),
+            point["hop_exponent"] if name == "efa" else 0.0,
         )
         for name in NETWORKS
     }
     shared = ProtocolConstants(
-        inside=math.exp(point["inside"]),
         launch=math.exp(point["launch"]),
         simple_hops=math.exp(point["simple_hops"]),
         low_latency_share=_share(point["low_latency_share"]),
-        filling=math.exp(point["filling"]),
+        chunk=math.exp(point["chunk"]),
         ring_hop=math.exp(point["ring_hop"]),
-        card_exponent=point["card_exponent"],
         peer=PEER,
     )
     return networks, shared
@@ -186,6 +192,7 @@ class ClusterErrors:
     """Mean absolute errors of one cluster's rows, from 1 MiB and below; nan where it has none."""
 
     cluster: str
+    judged: bool
     rows: int
     large: float
     small: float
@@ -201,32 +208,37 @@ def errors_of(rows: Sequence[ClusterRow], constants: Constants) -> list[ClusterE
             float(np.mean(chosen)) if chosen else math.nan
             for chosen in ([e for large, e in off if large is want] for want in (True, False))
         ]
-        found.append(ClusterErrors(cluster, len(mine), *means))
+        found.append(ClusterErrors(cluster, mine[0].judged, len(mine), *means))
     return found
 
 
 def left_out() -> list[ClusterErrors]:
-    """Return the errors of each cluster, predicted with constants that were fitted to all others."""
+    """Return the errors of each cluster, predicted with constants that were fitted without its machine."""
     rows = cluster_rows()
     found: list[ClusterErrors] = []
-    for cluster in dict.fromkeys(row.cluster for row in rows):
-        constants = fit([row for row in rows if row.cluster != cluster])
-        found.extend(errors_of([row for row in rows if row.cluster == cluster], constants))
+    for machine in dict.fromkeys(row.machine for row in rows):
+        constants = fit([row for row in rows if row.machine != machine])
+        found.extend(errors_of([row for row in rows if row.machine == machine], constants))
     return found
 
 
-def medians(errors: Sequence[ClusterErrors]) -> tuple[float, float]:
-    """Return the medians over clusters of their errors from 1 MiB and below."""
-    return float(np.nanmedian([one.large for one in errors])), float(np.nanmedian([one.small for one in errors]))
+def over_clusters(errors: Sequence[ClusterErrors], of: Callable[[Sequence[float]], float]) -> tuple[float, float]:
+    """Return a figure (median, mean, worst) over the judged clusters of their errors from 1 MiB and below."""
+    judged = [one for one in errors if one.judged]
+    large, small = (
+        [e for e in side if not math.isnan(e)] for side in zip(*((o.large, o.small) for o in judged), strict=True)
+    )
+    return of(large), of(small)
 
 
 def rows() -> list[Row]:
     found = errors_of(cluster_rows(), internode.constants())
     scan = next(one for one in found if one.cluster == SCAN)
-    large, small = medians(found)
+    large, small = over_clusters(found, median)
+    count = sum(one.judged for one in found)
     return [
-        Row("collectives between nodes, median of clusters, from 1 MiB", "NCCL", len(found), large, 0.15),
-        Row("collectives between nodes, median of clusters, below", "NCCL", len(found), small, 0.30),
+        Row("collectives between nodes, median of clusters, from 1 MiB", "NCCL", count, large, 0.15),
+        Row("collectives between nodes, median of clusters, below", "NCCL", count, small, 0.30),
         Row("all_reduce on 32 to 2,048 H100s", "NVIDIA", scan.rows, scan.large, 0.12),
     ]
 
@@ -253,12 +265,26 @@ def main() -> None:
     if parser.parse_args().write:
         write()
         return
-    fitted, out = errors_of(cluster_rows(), internode.constants()), left_out()
+    fitted = errors_of(cluster_rows(), internode.constants())
+    out = {one.cluster: one for one in left_out()}
     print(f"{'cluster':84} rows   from 1 MiB (left out)    below (left out)")
-    for one, other in zip(fitted, out, strict=True):
-        figures = [f"{100 * value:5.1f} %" for value in (one.large, other.large, one.small, other.small)]
-        print(f"{one.cluster:84.84} {one.rows:4} {figures[0]:>10} ({figures[1]}) {figures[2]:>10} ({figures[3]})")
-    print("medians", [round(100 * value, 1) for value in (*medians(fitted), *medians(out))])
+    for one in fitted:
+        print(
+            _line(
+                one.cluster, f"{one.rows:4}", (one.large, one.small), (out[one.cluster].large, out[one.cluster].small)
+            )
+        )
+    for name, of in (("median", median), ("mean", mean), ("worst", max)):
+        print(
+            _line(
+                f"{name} of the judged clusters", "", over_clusters(fitted, of), over_clusters(list(out.values()), of)
+            )
+        )
+
+
+def _line(name: str, rows: str, fitted: tuple[float, float], out: tuple[float, float]) -> str:
+    large, small = (f"{100 * one:8.1f} % ({100 * other:5.1f} %)" for one, other in zip(fitted, out, strict=True))
+    return f"{name:84.84} {rows:4} {large} {small}"
 
 
 if __name__ == "__main__":

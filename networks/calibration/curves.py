@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Weights = tuple[float, ...]
-Algorithm = Literal["ring", "tree", "direct"]
+Algorithm = Literal["ring", "tree", "nvls-tree", "direct"]
 NO_CORRECTION: Weights = (0.0, 0.0, 0.0, 0.0)
 _CENTRE = math.log(2.0**18)  # about the middle of the sizes that are measured, so that weights are of one order
 

@@ -3,12 +3,12 @@
 As NCCL's tuner (``ncclTopoTuneModel`` in its src/graph/tuning.cc), each algorithm (ring, tree) and protocol (low latency,
 simple) has a latency and a bandwidth, and the quickest is taken. A collective of S bytes takes
 
-    t = inside + a + m + c sqrt(a m)
+    t = inside + H h + m + H / (1 / m + 1 / c)
 
-where a is the latency of the algorithm's hops between nodes (in the last term, of one hop of a ring), m the seconds that the
-bytes need on the slower of a network card and the node's inside, and the last term the filling of a pipeline whose number of
-chunks balances the two. The constants of each kind of network are fitted to measurements (docs/calibration.md, *Between
-nodes*).
+where H is the number of hops between nodes (in the last term 1 for a ring), h the latency of one, m the seconds that the bytes
+need on the slower of a network card and the node's inside, and c those of a chunk: a hop passes on what it has received in
+chunks, or whole where that is less. The constants of each kind of network are fitted to measurements (docs/calibration.md,
+*Between nodes*).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ REFERENCE_CARD = 50e9  # bytes per second; the hop latency of a network kind is 
 _SHARPNESS = 8  # of the choice between protocols and algorithms: the p of a p-norm
 _OVERLAP = 4  # of a card and the node's inside at once: the p of a p-norm
 _STRAIGHT = frozenset({"all_to_all", "gather", "scatter"})
+#: What a user may ask NCCL for besides: by itself it takes these trees where a plain one with the simple protocol is as quick.
+_BY_NAME: Mapping[str, tuple[Algorithm, ...]] = {"all_reduce": ("nvls-tree",)}
 _FILE = Path(__file__).with_name("internode.json")
 
 
@@ -35,33 +37,33 @@ _FILE = Path(__file__).with_name("internode.json")
 class NetworkKind:
     """The fitted constants of one kind of network.
 
-    ``hop`` is the seconds from node to node with the low-latency protocol, ``efficiency`` the share of a card's bandwidth that
-    large messages reach, ``lone_efficiency`` the same where a node has one GPU in the group (measured for RoCE alone).
+    ``hop`` is the seconds from node to node with the low-latency protocol, on a card of ``REFERENCE_CARD``; on another card it
+    is longer by the ``hop_exponent``-th power of the ratio of their bandwidths (EFA's generations differ so; 0 for others).
+    ``efficiency`` is the share of a card's bandwidth that large messages reach, ``lone_efficiency`` the same where a node has
+    one GPU in the group (measured for RoCE alone).
     """
 
     hop: float
     efficiency: float
     lone_efficiency: float
+    hop_exponent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolConstants:
     """The fitted constants that all kinds of network share.
 
-    ``inside`` is the share of the in-node latency that adds to a collective over several nodes, ``launch`` the latency of a
-    group with one GPU a node, ``simple_hops`` how many times longer a hop takes with the simple protocol,
-    ``low_latency_share`` the share of the bandwidth of the low-latency protocol, ``filling`` the c above, ``ring_hop`` a
-    ring's hop by a tree's, ``card_exponent`` how the latency falls with the card's bandwidth, ``peer`` the seconds for each
-    peer of an all-to-all.
+    ``launch`` is the latency of a group with one GPU a node, ``simple_hops`` how many times longer a hop takes with the simple
+    protocol, ``low_latency_share`` the share of a card's bandwidth that the low-latency protocol has, ``chunk`` the bytes on a
+    card that a hop passes on at once, ``ring_hop`` a hop of an all-reduce's ring by one of its tree, ``peer`` the seconds for
+    each peer of an all-to-all.
     """
 
-    inside: float
     launch: float
     simple_hops: float
     low_latency_share: float
-    filling: float
+    chunk: float
     ring_hop: float
-    card_exponent: float
     peer: float
 
 
@@ -85,7 +87,7 @@ class InterNodeModel:
 
         ``algorithm`` is the one to take where NCCL has it for the kind; by default the quickest.
         """
-        choice = [one for one in algorithms(kind) if one == algorithm] or algorithms(kind)
+        choice = [one for one in (*algorithms(kind), *_BY_NAME.get(kind, ())) if one == algorithm] or algorithms(kind)
         paths = {one: self._path(kind, one, nodes, gpus, nbytes, inside) for one in choice}
         latency = _quickest([path.latency for path in paths.values()])
         whole = _quickest([path.total for path in paths.values()])
@@ -96,31 +98,34 @@ class InterNodeModel:
     def _path(
         self, kind: str, algorithm: Algorithm, nodes: int, gpus: int, nbytes: float, inside: TimeParts
     ) -> TimeParts:
-        """Return the time of one algorithm, by the quicker of the two protocols."""
+        """Return the time of one algorithm, by the quicker of the two protocols; trees over NVLS have the simple one alone."""
         shared, alone = self.shared, gpus == nodes
         card = self.bandwidth / max(1.0, min(self.gpus_per_card, gpus / nodes))
         efficiency = self.network.lone_efficiency if alone else self.network.efficiency
         seconds = nbytes * card_share(kind, algorithm, nodes, gpus) / (efficiency * card)
-        moving = (seconds**_OVERLAP + inside.moving**_OVERLAP) ** (1.0 / _OVERLAP)
-        hop = self.network.hop * (REFERENCE_CARD / card) ** shared.card_exponent + self.delay
-        hops = max(hop, 0.0) * hops_of(kind, algorithm, nodes)
+        crossings = hops_of(kind, algorithm, nodes)
+        hops = crossings * max(
+            self.network.hop * (REFERENCE_CARD / card) ** self.network.hop_exponent + self.delay, 0.0
+        )
         if algorithm == "ring" and kind == "all_reduce":
             hops *= shared.ring_hop
-        start = shared.launch if alone else inside.latency * shared.inside
+        start = shared.launch if alone else inside.latency
         if kind in _STRAIGHT:
             start += shared.peer * (gpus - gpus / nodes)
+        filled = (
+            crossings if algorithm in ("tree", "nvls-tree") else 1.0
+        )  # a ring's hops all send from its first step on
+        chunk = shared.chunk / card
 
-        crossings = (
-            hops_of(kind, algorithm, nodes) if algorithm == "tree" else 1.0
-        )  # a ring is filled from its first step on
+        def total(latency: float, on_card: float) -> float:
+            needed = (on_card**_OVERLAP + inside.moving**_OVERLAP) ** (1.0 / _OVERLAP)
+            return latency + needed + filled * needed * chunk / (needed + chunk)
 
-        def total(latency: float, needed: float) -> float:
-            fill = latency * crossings / hops_of(kind, algorithm, nodes)
-            return start + latency + needed + shared.filling * math.sqrt(fill * needed)
-
-        simple = hops * shared.simple_hops
-        idle = _quickest([start + hops, start + simple])
-        whole = _quickest([total(hops, moving / shared.low_latency_share), total(simple, moving)])
+        simple, quick = start + hops * shared.simple_hops, start + hops
+        if algorithm == "nvls-tree":
+            return TimeParts(simple, total(simple, seconds) - simple)
+        idle = _quickest([quick, simple])
+        whole = _quickest([total(quick, seconds / shared.low_latency_share), total(simple, seconds)])
         return TimeParts(idle, max(whole - idle, 0.0))
 
 
@@ -138,7 +143,7 @@ def algorithms(kind: str) -> tuple[Algorithm, ...]:
 
 def hops_of(kind: str, algorithm: Algorithm, nodes: int) -> float:
     """Return how many times a first byte crosses between nodes: up and down a tree, round a ring, or straight."""
-    if algorithm == "tree":
+    if algorithm in ("tree", "nvls-tree"):
         return 2.0 * math.log2(nodes)
     if algorithm == "direct":
         return 1.0
@@ -154,7 +159,7 @@ def card_share(kind: str, algorithm: Algorithm, nodes: int, gpus: int) -> float:
     inside = gpus / nodes
     if algorithm == "direct":
         return (nodes - 1) / nodes
-    if algorithm == "tree":
+    if algorithm in ("tree", "nvls-tree"):
         return (1.0 if nodes == 2 else 2.0) / inside
     if kind in ("broadcast", "reduce"):
         return 1.0 / inside

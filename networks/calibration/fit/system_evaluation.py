@@ -18,8 +18,8 @@ from triosim.networks.calibration.fit.judging import ErrorSummary
 from triosim.networks.calibration.fit.system_table import SEND_RECEIVE, Group, SystemRow
 from triosim.networks.calibration.fit.systems import MeasuredSystem
 
-#: What NCCL's algorithms are between nodes.
-_BETWEEN_NODES = {"ring": "ring", "tree": "tree", "nvls-tree": "tree"}
+#: The algorithms that a row may name and that work between nodes.
+_BETWEEN_NODES = frozenset({"ring", "tree", "nvls-tree"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ def _seconds(network: AnalyticalNetwork, system: MeasuredSystem, said: SystemRow
 
     Sends to the next rank, each with a receive from the one before, take what the slowest pair takes to exchange as many bytes.
     """
-    algorithm = _BETWEEN_NODES.get(said.algorithm or "")
-    if algorithm is not None and network.calibrated is not None and system.nodes > 1:
+    algorithm = said.algorithm
+    if algorithm in _BETWEEN_NODES and network.calibrated is not None and system.nodes > 1:
         parts = network.calibrated.calibration.parts(row.kind, row.gpus, row.nbytes, row.nodes, algorithm)
         if parts is not None:
             return parts.total
