@@ -5,7 +5,7 @@ each of its quantities and the error, and at the end the mean absolute error of 
 row that is broken, or cannot be simulated, is said on standard error and left out; the exit status is 2 where none is
 predicted. The fitted constants are those of ``validation/steps/constants.json``; ``--fit`` fits them again, and prints errors
 of model sizes that were left out. ``--reuse FILE`` takes what ``--format csv`` printed before, with the same constants,
-instead of simulating.
+instead of simulating. ``--commands`` prints the command line of each row instead: what is predicted is what it says.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import multiprocessing
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 if not __package__:
@@ -28,8 +29,8 @@ from triosim.reports.pictures.plot import check_plot
 from validation.report import DataAbsent
 from validation.report import Row as Claim
 from validation.steps import constants, fitting, formats, picture, printed
-from validation.steps.errors import Predicted, Refused, Summary, spaced, summaries
-from validation.steps.rows import Format, Row
+from validation.steps.errors import GroupSummary, Predicted, Refused, Summary, group_of, groups, spaced, summaries
+from validation.steps.rows import Format, Prediction, Row
 
 #: Up to which work (layers times micro-batches times GPUs) ``python -m validation`` predicts rows; all take half an hour.
 QUICK = 100_000
@@ -70,12 +71,14 @@ def predicted(
         yield from pool.map(_predicted, asked, chunksize=4)
 
 
-def _predicted(asked: tuple[str, str, Row, Mapping[str, float], float | None]) -> Predicted | Refused:
+def _predicted(asked: tuple[str, str, Row, Mapping[str, float], Prediction | None]) -> Predicted | Refused:
     kind, name, row, values, known = asked
     try:
-        return Predicted(kind, name, row, formats.named(kind).predict(row, values) if known is None else known)
+        said = formats.named(kind).predicted(row, values) if known is None else known
+        return Predicted(kind, name, row, said.value, said.low, said.high)
     except TriosimError as error:
-        return Refused(name, type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix))
+        refusal = type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix)
+        return Refused(name, refusal, row.line, group_of(name, row))
 
 
 def _or_raise(one: Predicted | Refused) -> Predicted:
@@ -92,6 +95,8 @@ def main(given: Sequence[str] | None = None) -> int:
             check_outputs(options.plot, reading=(options.table,))
         refused: list[Refused] = []
         tables = _tables(options, refused)
+        if options.commands:
+            return _print_commands(tables)
         known = printed.read(options.reuse)
         if options.fit:
             fitting.fit(tables, options.jobs, predicted, known)
@@ -99,6 +104,7 @@ def main(given: Sequence[str] | None = None) -> int:
         found = list(_shown(predicted(tables, jobs=options.jobs, known=known), refused, options.format))
         if options.format == "text":
             print_summaries(summaries(found), refused)
+            print_groups(groups(found, refused))
         elif options.format == "json":
             print(json.dumps(_plain(found, refused), indent=2))
         if options.plot and found:
@@ -125,6 +131,7 @@ def _options(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, metavar="N", help="so many rows of each table, evenly spaced")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
     parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="what is printed (text)")
+    parser.add_argument("--commands", action="store_true", help="print the rows' command lines, and predict nothing")
     parser.add_argument("--plot", metavar="FILE", help="write a picture of measured and predicted figures")
     parser.add_argument("--fit", action="store_true", help="fit the constants to the rows, and write them")
     options = parser.parse_args(given)
@@ -143,7 +150,7 @@ def _tables(options: argparse.Namespace, refused: list[Refused]) -> list[Table]:
     """Return the tables that are asked for; broken rows of a file are said, and go to ``refused``."""
     if options.table is not None:
         table = Path(options.table).name.partition(".")[0]
-        kind, found = formats.read(options.table, lambda error: _say_refused(Refused(table, error), refused))
+        kind, found = formats.read(options.table, lambda *broken: _say_refused(Refused(table, *broken), refused))
         if options.only and kind.name not in options.only:
             raise OptionError(f"the format is {kind.name}", where=options.table, fix="leave out --only")
         tables = [(kind, table, found)]
@@ -154,6 +161,15 @@ def _tables(options: argparse.Namespace, refused: list[Refused]) -> list[Table]:
                 "no tables are there", where="TRIOSIM_DATA", fix="set it to their folder, or give --table"
             )
     return [(kind, name, spaced(found, options.sample)) for kind, name, found in tables]
+
+
+def _print_commands(tables: Sequence[Table]) -> int:
+    for kind, name, found in tables:
+        for row in found:
+            command = kind.command(row)
+            said = f"# {name}:{row.line}: {row.label}"
+            print(f"{said} takes more than one command" if command is None else f"{command}  {said}")
+    return 0
 
 
 def _say_refused(one: Refused, refused: list[Refused]) -> None:
@@ -196,6 +212,16 @@ def print_summaries(found: Sequence[Summary], refused: Sequence[Refused]) -> Non
         )
 
 
+def print_groups(found: Sequence[GroupSummary]) -> None:
+    """Print the errors by table, GPU and framework, where they say more than the tables' do."""
+    for one in found:
+        held = "" if one.covered is None else f", {100 * one.covered:.0f}% in their interval"
+        lost = f", {one.refused} refused" if one.refused else ""
+        print(
+            f"  {one.group}, {one.quantity}: {one.rows} rows{lost}, {100 * one.mean:.2f}%, bias {100 * one.bias:+.2f}%{held}"
+        )
+
+
 def _plain(found: Sequence[Predicted], refused: Sequence[Refused]) -> dict[str, object]:
     return {
         "constants": constants.values(),
@@ -203,12 +229,20 @@ def _plain(found: Sequence[Predicted], refused: Sequence[Refused]) -> dict[str, 
             {
                 **{"table": one.table, "row": one.row.label, "model": one.row.model, "quantity": one.row.quantity},
                 **{"unit": one.row.unit, "measured": one.row.measured, "predicted": one.value, "error": one.error},
+                **{"line": one.row.line, "group": one.group, "low": one.low, "high": one.high},
+                "command": _command(one),
             }
             for one in found
         ],
-        "refused": [{"table": one.table, "reason": str(one.error)} for one in refused],
+        "refused": [one.plain() for one in refused],
         "summaries": [one.plain() for one in summaries(found)],
+        "groups": [asdict(one) for one in groups(found, refused)],
     }
+
+
+def _command(one: Predicted) -> str | None:
+    found = formats.named(one.kind).command(one.row)
+    return None if found is None else str(found)
 
 
 if __name__ == "__main__":

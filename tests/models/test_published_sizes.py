@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 import triosim
+from triosim.errors import OptionError
+from triosim.models.catalogue import MODELS, find
 
 PUBLISHED = {
     "gpt2": 124_439_808,
@@ -75,3 +80,31 @@ def test_gpts_are_as_large_as_their_papers_say(name: str, billions: float) -> No
 def test_deepseek_has_671_billion_parameters() -> None:
     trace = triosim.describe("deepseek-v3", sequence=8, optimizer="none")
     assert sum(one.numel for one in trace.parameters.values()) / 1e9 == pytest.approx(671.0, abs=0.05)
+
+
+def test_a_name_takes_other_sizes_in_parentheses() -> None:
+    assert find("llama3-8b(layers=2, vocab=1000,tied_embeddings=true)") == replace(
+        MODELS["llama3-8b"],  # type: ignore[type-var]
+        layers=2,
+        vocab=1000,
+        tied_embeddings=True,
+        name="llama3-8b(layers=2, vocab=1000,tied_embeddings=true)",
+    )
+    assert find("nobody(layers=2)") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gpt2(layer=2)", "'layer=2' is no size of gpt2; did you mean 'layers'?"),
+        ("gpt2(layers=two)", "layers is 'two'; give a number"),
+        ("gpt2(layers=-2)", "layers is '-2'; give a number"),
+        ("gpt2(layers)", "layers is ''; give a number"),
+        ("gpt2(name=x)", "'name=x' is no size of gpt2"),
+        ("llama3-8b(style=other)", "style is 'other'; known: transformers, transformers-2024, torchtitan"),
+        ("llama3-8b(qk_norm=1)", "qk_norm is '1'; give true or false"),
+    ],
+)
+def test_what_is_no_size_of_a_model_is_named(name: str, said: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(f"{name}: {said}")):
+        find(name)

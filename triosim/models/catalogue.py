@@ -1,4 +1,4 @@
-"""The catalogue of models by name, with the sizes of their papers and published configs.
+"""The catalogue of models by name, with the sizes of their papers and published configs, and names with other sizes.
 
 ``triosim/models/models.json`` has an entry for each family, with its source: ``columns`` are the sizes in which its
 ``models`` differ, ``sizes`` those that they share.
@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -50,6 +51,47 @@ def _value(value: Any) -> Any:
 
 #: The models by name.
 MODELS: Mapping[str, Model] = _models()
+
+
+#: A name with other sizes: ``gpt3-175b(layers=24, hidden=2304)``.
+_CHANGED = re.compile(r"\s*([\w.-]+)\s*\((.*)\)\s*", re.DOTALL)
+
+
+def find(name: str) -> Model | None:
+    """Return the model of a name, with the sizes that stand in parentheses behind it; None for no name of the catalogue.
+
+    Raises ``OptionError`` for what is no size of the model, or no value for it.
+    """
+    match = _CHANGED.fullmatch(name)
+    if match is None or match[1] not in MODELS:
+        return MODELS.get(name)
+    model, sizes = MODELS[match[1]], {}
+    known = {one.name: one for one in fields(model) if one.name != "name"}  # type: ignore[arg-type]
+    for text in filter(str.strip, match[2].split(",")):
+        key, _, value = (part.strip() for part in text.partition("="))
+        if key not in known:
+            fix = nearest(key, known)
+            raise OptionError(f"'{text.strip()}' is no size of {match[1]}", where=name, fix=fix)
+        sizes[key] = _size(name, key, value, str(known[key].type))
+    return replace(model, **sizes, name=name)  # type: ignore[type-var]
+
+
+def _size(name: str, key: str, text: str, type: str) -> Any:
+    """Return the value of a size, whose type is named as its class does."""
+    if type.startswith("Literal"):
+        if text in (choices := re.findall(r"'(.*?)'", type)):
+            return text
+        raise OptionError(f"{key} is '{text}'", where=name, fix=f"known: {', '.join(choices)}")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    expected = {"bool": bool, "float": (int, float)}.get(type, int)
+    if not isinstance(value, expected) or (isinstance(value, bool) and type != "bool") or value < 0:  # type: ignore[arg-type]
+        raise OptionError(
+            f"{key} is '{text}'", where=name, fix="give true or false" if type == "bool" else "give a number"
+        )
+    return value
 
 
 def nearest_model(name: str) -> str:

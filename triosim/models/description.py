@@ -16,7 +16,7 @@ from triosim.garbage_collector import without_collecting
 from triosim.gpus import DEFAULT_GPU
 from triosim.models import compilation
 from triosim.models.architectures.model import Model
-from triosim.models.catalogue import MODELS, nearest_model, usual_stack, with_layers
+from triosim.models.catalogue import MODELS, find, nearest_model, usual_stack, with_layers
 from triosim.models.huggingface_config import read
 from triosim.models.operators.elementwise import add, sum_to
 from triosim.models.operators.optimizers import OPTIMIZERS
@@ -97,7 +97,7 @@ def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
 
 
 def find_model(model: str | os.PathLike[str] | Model) -> Model:
-    """Return a model by the path of its config, by its name, or as it is.
+    """Return a model by the path of its config, by its name (with other sizes: ``gpt2(layers=6)``), or as it is.
 
     A file or folder comes before a model of its name. Raises ``OptionError`` for an unknown name, and for a folder without a
     config that hides a model.
@@ -115,11 +115,12 @@ def find_model(model: str | os.PathLike[str] | Model) -> Model:
             where=name,
             fix="rename it, or work in another folder",
         )
-    if path.exists() or (name not in MODELS and path.suffix == ".json"):
+    if path.exists() or path.suffix == ".json":
         return read(config)
-    if name not in MODELS:
+    found = find(name)
+    if found is None:
         raise OptionError(f"unknown model '{name}'", fix=nearest_model(name))
-    return MODELS[name]
+    return found
 
 
 def _length(model: Model, sequence: int | None) -> int:

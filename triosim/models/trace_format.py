@@ -14,7 +14,7 @@ from triosim import plugins
 from triosim.config import DESCRIBED, RunConfig, parsed
 from triosim.errors import TraceError
 from triosim.gpus import DEFAULT_GPU
-from triosim.models.catalogue import MODELS, nearest_model
+from triosim.models.catalogue import MODELS, find, nearest_model
 from triosim.models.description import described
 from triosim.models.step_choices import StepChoices
 from triosim.trace import Trace
@@ -51,7 +51,7 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
     Raises ``TraceError`` where there is neither such a file nor such a model.
     """
     path = Path(name)
-    if not path.exists() and name not in MODELS:
+    if not path.exists() and find(name) is None:
         if os.sep in name or path.suffix in _ENDINGS:
             raise TraceError("there is no such file or directory", where=name)
         said = "there is no such file or directory, and no model of this name"

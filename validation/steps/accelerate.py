@@ -18,7 +18,7 @@ from triosim.errors import TriosimError
 from triosim.models import GPT
 from triosim.models.catalogue import MODELS
 from triosim.trace import Trace
-from validation.steps.rows import Format, Record, Row
+from validation.steps.rows import FittedFormat, Record, Row
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 #: Whether the update of the parameters is timed too.
@@ -53,7 +53,7 @@ class Step:
         return replace(model, vocab=-(-model.vocab // multiple) * multiple, style="megatron")
 
 
-class OneNode(Format):
+class OneNode(FittedFormat):
     """Forward and backward passes on the GPUs of one node."""
 
     name = "fp32-one-node"

@@ -1,13 +1,15 @@
-"""The error of a prediction, and summaries of a table: the mean absolute error (MAPE), median, worst, bias."""
+"""The error of a prediction, and summaries of tables and of their groups: mean absolute error (MAPE), median, worst, bias."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import TypeVar
 
 from triosim.errors import TriosimError
+from validation.steps.command import OutOfScope
 from validation.steps.formats import named
 from validation.steps.rows import Row
 
@@ -16,25 +18,49 @@ One = TypeVar("One")
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A row and what the simulator said, by the format's name and the table's."""
+    """A row and what the simulator said, by the format's name and the table's; ``low`` and ``high`` are its interval."""
 
     kind: str
     table: str
     row: Row
     value: float
+    low: float | None = None
+    high: float | None = None
 
     @property
     def error(self) -> float:
         """Relative, with its sign."""
         return self.value / self.row.measured - 1
 
+    @property
+    def group(self) -> str:
+        """The table, and the row's GPU and framework."""
+        return group_of(self.table, self.row)
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the measured value lies in the interval; None without one."""
+        return None if self.low is None or self.high is None else self.low <= self.row.measured <= self.high
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A row that was not predicted, and why."""
+    """A row that was not predicted, and why; ``group`` is its own where that could be read."""
 
     table: str
     error: TriosimError
+    line: int = 0
+    group: str = ""
+
+    @property
+    def out_of_scope(self) -> bool:
+        """Whether it is of a kind that triosim does not describe, and does not count as an error."""
+        return isinstance(self.error, OutOfScope)
+
+    def plain(self) -> dict[str, object]:
+        """As JSON holds it."""
+        found = {"table": self.table, "line": self.line, "reason": str(self.error), "out_of_scope": self.out_of_scope}
+        return found | {"group": self.group or self.table}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +94,42 @@ def summaries(found: Sequence[Predicted]) -> list[Summary]:
         asked, published = (named(kind).asked.get(quantity, float("inf")), named(kind).published.get(quantity, ""))
         made.append(Summary(table, quantity, len(off), *figures, asked, published))
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """The errors of a group's rows of one quantity, as fractions: ``mean`` counts each refused row as 1.
+
+    ``covered`` is the share of predicted rows in whose interval the measured value lies, None without intervals.
+    """
+
+    group: str
+    quantity: str
+    rows: int
+    refused: int
+    mean: float
+    bias: float
+    covered: float | None
+
+
+def groups(found: Sequence[Predicted], refused: Sequence[Refused]) -> list[GroupSummary]:
+    """Return the figures of each group and quantity; what is out of scope is left out."""
+    members: dict[tuple[str, str], list[Predicted]] = {}
+    for one in found:
+        members.setdefault((one.group, one.row.quantity), []).append(one)
+    lost = Counter(one.group or one.table for one in refused if not one.out_of_scope)
+    made = []
+    for (group, quantity), rows in members.items():
+        off, missing = [one.error for one in rows], lost.pop(group, 0)
+        held = [one.covered for one in rows if one.covered is not None]
+        mean = (sum(map(abs, off)) + missing) / (len(off) + missing)
+        made.append(GroupSummary(group, quantity, len(rows), missing, mean, fmean(off), fmean(held) if held else None))
+    return made + [GroupSummary(group, "step time", 0, missing, 1.0, -1.0, None) for group, missing in lost.items()]
+
+
+def group_of(table: str, row: Row) -> str:
+    """Return the group of a table's row."""
+    return ", ".join(filter(None, (table, row.gpu, row.framework)))
 
 
 def spaced(found: Sequence[One], count: int | None) -> list[One]:

@@ -7,6 +7,7 @@ import gzip
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -29,10 +30,10 @@ def named(name: str) -> Format:
     return next(one for one in formats() if one.name == name)
 
 
-def read(path: str | Path, refuse: Callable[[TriosimError], None] | None = None) -> tuple[Format, list[Row]]:
+def read(path: str | Path, refuse: Callable[[TriosimError, int], None] | None = None) -> tuple[Format, list[Row]]:
     """Return the rows of a file (csv, csv.gz). Raises ``TraceError`` for an unknown header, or no line below it.
 
-    ``refuse`` is told of each broken row, which is left out; without it the first one raises.
+    ``refuse`` is told of each broken row and its line, which is left out; without it the first one raises.
     """
     lines = csv.reader(_text(Path(path)).splitlines())
     header = [name.strip() for name in next(lines, [])]
@@ -47,17 +48,19 @@ def read(path: str | Path, refuse: Callable[[TriosimError], None] | None = None)
             continue
         none = False
         try:
-            rows.append(_row(found, header, line, f"{path}:{lines.line_num}"))
+            rows.append(_row(found, header, line, str(path), lines.line_num))
         except TriosimError as error:
             if refuse is None:
                 raise
-            refuse(error)
+            refuse(error, lines.line_num)
     if none:
         raise TraceError("no rows", where=str(path), fix="give one or more below the header")
     return found, rows
 
 
-def shared(*only: str) -> Iterator[tuple[Format, str, list[Row]]]:
+def shared(
+    *only: str, refuse: Callable[[TriosimError, int], None] | None = None
+) -> Iterator[tuple[Format, str, list[Row]]]:
     """Yield the format, the name and the rows of each table that is there; of these formats alone, or all."""
     for one in formats():
         if only and one.name not in only:
@@ -67,15 +70,17 @@ def shared(*only: str) -> Iterator[tuple[Format, str, list[Row]]]:
                 path = data(name)
             except DataAbsent:
                 continue
-            yield one, Path(name).name.partition(".")[0], read(path)[1]
+            yield one, Path(name).name.partition(".")[0], read(path, refuse)[1]
         if rows := one.built_in():
             yield one, one.name, rows
 
 
-def _row(kind: Format, header: list[str], line: list[str], where: str) -> Row:
-    if len(line) != len(header):
-        raise TraceError(f"{len(line)} columns", where=where, fix=f"give the {len(header)} of the header")
-    return kind.read(Record(dict(zip(header, line, strict=True)), where))
+def _row(kind: Format, header: list[str], cells: list[str], path: str, line: int) -> Row:
+    where = f"{path}:{line}"
+    if len(cells) != len(header):
+        raise TraceError(f"{len(cells)} columns", where=where, fix=f"give the {len(header)} of the header")
+    found = kind.read(Record(dict(zip(header, cells, strict=True)), where, line))
+    return replace(found, line=line, also=tuple(replace(one, line=line) for one in found.also))
 
 
 def _text(path: Path) -> str:

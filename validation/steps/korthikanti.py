@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from validation.steps.megatron_step import CONSTANTS, Step, step_seconds
-from validation.steps.rows import Format, Record, Row
+from validation.steps.rows import FittedFormat, Record, Row
 
 _SIZES = {
     "layers": "layers",
@@ -27,7 +27,7 @@ _SIZES = {
 _TIME = "iteration_time_s"
 
 
-class Korthikanti(Format):
+class Korthikanti(FittedFormat):
     """22 to 530 billion parameters."""
 
     name = "megatron-selective"

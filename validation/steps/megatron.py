@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from validation.steps.megatron_step import CONSTANTS, Step, step_seconds
-from validation.steps.rows import Format, Record, Row
+from validation.steps.rows import FittedFormat, Record, Row
 
 _SIZES = {
     "global_batch": "global batch",
@@ -28,7 +28,7 @@ _SIZES = {
 _TIME = "iteration time (ms)"
 
 
-class OneNode(Format):
+class OneNode(FittedFormat):
     """2 to 8 GPUs of one node."""
 
     name = "megatron-one-node"

@@ -16,7 +16,7 @@ import triosim
 from triosim.models import Gemma, Llama
 from triosim.models.architectures.model import Model
 from triosim.models.catalogue import MODELS
-from validation.steps.rows import Format, Record, Row
+from validation.steps.rows import FittedFormat, Record, Row
 
 _NETWORK = "modules=mlp,input_layernorm,post_attention_layernorm"
 #: What is trained by the name in the table, and what is recomputed where activations are checkpointed.
@@ -62,7 +62,7 @@ class Step:
     checkpoints: bool
 
 
-class OneGpu(Format):
+class OneGpu(FittedFormat):
     """Training steps on one H100."""
 
     name = "one-gpu"

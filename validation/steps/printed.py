@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from triosim.errors import TraceError
 from validation.steps.errors import Predicted
-from validation.steps.rows import Row
+from validation.steps.rows import Prediction, Row
 
-COLUMNS = ("table", "row", "quantity", "unit", "measured", "predicted", "error_percent")
+COLUMNS = ("table", "row", "quantity", "unit", "measured", "predicted", "error_percent", "low", "high")
 
 #: What was predicted of a table's row and quantity.
-Known = Mapping[tuple[str, str, str], float]
+Known = Mapping[tuple[str, str, str], Prediction]
 
 
 def key(table: str, row: Row) -> tuple[str, str, str]:
@@ -23,12 +23,13 @@ def key(table: str, row: Row) -> tuple[str, str, str]:
 def line(one: Predicted) -> tuple[str, ...]:
     """Return a prediction as a line has it."""
     figures = f"{one.row.measured:.6g}", f"{one.value:.6g}", f"{100 * one.error:.2f}"
-    return one.table, one.row.label, one.row.quantity, one.row.unit, *figures
+    ends = ("" if end is None else f"{end:.6g}" for end in (one.low, one.high))
+    return one.table, one.row.label, one.row.quantity, one.row.unit, *figures, *ends
 
 
 def read(paths: Sequence[str]) -> Known:
     """Return what files of such lines have. Raises ``TraceError`` for a file that is none."""
-    found: dict[tuple[str, str, str], float] = {}
+    found: dict[tuple[str, str, str], Prediction] = {}
     for path in paths:
         try:
             with open(path, encoding="utf-8", newline="") as file:
@@ -38,7 +39,8 @@ def read(paths: Sequence[str]) -> Known:
                         "not what --format csv prints", where=path, fix=f"its header is {','.join(COLUMNS)}"
                     )
                 for one in lines:
-                    found[one["table"], one["row"], one["quantity"]] = float(one["predicted"])
+                    ends = (float(one[end]) if one[end] else None for end in ("low", "high"))
+                    found[one["table"], one["row"], one["quantity"]] = Prediction(float(one["predicted"]), *ends)
         except (OSError, ValueError, TypeError) as error:
             raise TraceError(f"cannot be read: {error}", where=path, fix="give what --format csv printed") from None
     return found

@@ -17,7 +17,8 @@ class Row:
     ``label`` is the row's columns in short; ``model`` says which rows are left out of a fit together, those of one size;
     ``measured`` is in ``unit``.
     ``case`` is what the format's ``predict`` needs; ``published`` is what another simulator said, in the same unit.
-    ``also`` are other quantities of the same line of a table; no constant is fitted to them.
+    ``also`` are other quantities of the same line of a table; no constant is fitted to them. ``gpu`` and ``framework`` say in
+    which group of its table it is judged, and ``line`` is its line there.
     """
 
     label: str
@@ -28,6 +29,18 @@ class Row:
     quantity: str = "step time"
     published: float | None = None
     also: tuple[Row, ...] = ()
+    gpu: str = ""
+    framework: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the simulator says of a row's quantity, in its unit, and the ends of the 90% interval where it has one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
 
 
 class Format(ABC):
@@ -52,8 +65,12 @@ class Format(ABC):
         """Return the row of one line of a table. Raises ``TriosimError`` for what is wrong in it."""
 
     @abstractmethod
-    def predict(self, row: Row, constants: Mapping[str, float]) -> float:
-        """Return what the simulator says of the row's quantity, in its unit."""
+    def predicted(self, row: Row, constants: Mapping[str, float]) -> Prediction:
+        """Return what the simulator says of the row's quantity. Raises ``TriosimError`` for what cannot be simulated."""
+
+    def command(self, row: Row) -> object:
+        """Return the command line that predicts the row; None where it takes more than one."""
+        return None
 
     def stand_in(self, row: Row) -> Row:
         """Return a row that a constant changes by nearly the same factor, and that takes less time to predict."""
@@ -70,10 +87,15 @@ class Format(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of a table: text by column; ``where`` is the file and the line."""
+    """One line of a table: text by column; ``where`` is the file and the line, and ``line`` its number."""
 
     values: Mapping[str, str]
     where: str
+    line: int = 0
+
+    def has(self, column: str) -> bool:
+        """Whether the column says anything."""
+        return (self.values.get(column) or "").strip() not in ("", "-")
 
     def text(self, column: str) -> str:
         """Return what the column has."""
@@ -113,3 +135,15 @@ class Record:
         """Refuse a row that contradicts itself."""
         if not holds:
             raise TraceError(what, where=self.where, fix=fix)
+
+
+class FittedFormat(Format):
+    """A format that is predicted with fitted constants, by more than one command's options."""
+
+    @abstractmethod
+    def predict(self, row: Row, constants: Mapping[str, float]) -> float:
+        """Return what the simulator says of the row's quantity, in its unit."""
+
+    def predicted(self, row: Row, constants: Mapping[str, float]) -> Prediction:
+        """Return it without an interval."""
+        return Prediction(self.predict(row, constants))

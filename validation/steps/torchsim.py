@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from validation.sharded_memory import CASES
-from validation.steps.rows import Format, Record, Row
+from validation.steps.rows import FittedFormat, Record, Row
 from validation.steps.titan_step import CHECKPOINTS, CONSTANTS, Nodes, Step, peak_gib, step_memory, step_seconds
 
 _NODES = Nodes(gpus=4, card="200 Gb/s")
@@ -34,7 +34,7 @@ _TABLES = [
 ]
 
 
-class TorchSim(Format):
+class TorchSim(FittedFormat):
     """Rows of tables 17 and 18; a file of such rows says its GPUs' tensor parallelism too."""
 
     name = "torchsim-sharded"
@@ -60,7 +60,7 @@ class TorchSim(Format):
         ]
 
 
-class TorchSimMemory(Format):
+class TorchSimMemory(FittedFormat):
     """Rows of tables 20 and 21; a file of such rows says its GPUs, and their tensor parallelism, too."""
 
     name = "torchsim-memory"

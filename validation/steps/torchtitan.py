@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from triosim.models.catalogue import MODELS
-from validation.steps.rows import Format, Record, Row
+from validation.steps.rows import FittedFormat, Record, Row
 from validation.steps.titan_step import AXES, CHECKPOINTS, CONSTANTS, Nodes, Step, peak_gib, step_memory, step_seconds
 
 _MODEL = re.compile(r"llama3(?:\.1)?-(\d+B)", re.IGNORECASE)
@@ -28,7 +28,7 @@ _YES_OR_NO = ("no", "yes")
 _SPEED, _MEMORY = "throughput of a GPU", "peak memory"
 
 
-class TorchTitan(Format):
+class TorchTitan(FittedFormat):
     """Rows of FSDP, and of FSDP with tensor, context and pipeline parallelism."""
 
     name = "torchtitan"

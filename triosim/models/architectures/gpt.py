@@ -1,13 +1,15 @@
-"""GPT: the decoder of Radford et al. (2019) and Brown et al. (2020), as transformers or as Megatron-LM writes it.
+"""GPT: the decoder of Radford et al. (2019) and Brown et al. (2020), as transformers, Megatron-LM or llm-foundry writes it.
 
 Megatron-LM (Narayanan et al. 2021) keeps activations as (sequence, batch, features); with ``attention="math"`` the scores
 of attention are in memory, as before FlashAttention. In half precision its softmax leaves out what a word may not look at
 by itself; in fp32 that is filled in before, since its fused kernel does not serve fp32. It fuses biases with what follows
-them, unless ``kernels="eager"`` says otherwise.
+them, unless ``kernels="eager"`` says otherwise. llm-foundry's MPT (MosaicML 2023) differs from transformers' GPT-2 in its
+kernels alone: linear layers, a GELU in one kernel, and the fused loss of FlashAttention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,7 +42,7 @@ class GPT:
     sequence: int = 2048
     feed_forward: int | None = None
     dropout: float = 0.1
-    style: Literal["megatron", "huggingface"] = "megatron"
+    style: Literal["megatron", "huggingface", "mpt"] = "megatron"
     name: str = "gpt"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
@@ -62,6 +64,9 @@ class _ForwardPass:
         self.dropped = choices.dropout(model.dropout)
         self.width = features_of_head(model.hidden, model.heads)
         self.fused = choices.fused()
+        mpt = model.style == "mpt"
+        self.linear: Callable[[Value, int], Value] = linear if mpt else transposed_linear
+        self.gelu: Callable[[Value], Value] = gelu if mpt else unfused_gelu
         self.mask: Value | None = None
 
     def _embedded(self, token_ids: Value, names: tuple[str, str]) -> Value:
@@ -147,7 +152,7 @@ class _ForwardPass:
         with tape.at("lm_head"):
             table = tape.parameters["transformer.wte.weight"]
             logits = linear(found, model.vocab, bias=False, weight=table)
-        return next_token_loss(logits, labels, fused=self.fused)
+        return next_token_loss(logits, labels, fused=self.fused or self.model.style == "mpt")
 
     def _layer(self, x: Value) -> Value:
         tape, model = self.tape, self.model
@@ -156,17 +161,17 @@ class _ForwardPass:
         x = add(found, x)
         found = module("ln_2", layer_norm, x)
         with tape.at("mlp"):
-            found = module("c_fc", transposed_linear, found, model.feed_forward or 4 * model.hidden)
-            found = module("act", unfused_gelu, found)
-            found = module("c_proj", transposed_linear, found, model.hidden)
+            found = module("c_fc", self.linear, found, model.feed_forward or 4 * model.hidden)
+            found = module("act", self.gelu, found)
+            found = module("c_proj", self.linear, found, model.hidden)
             found = module("dropout", dropout, found, self.dropped)
         return add(x, found)
 
     def _attention(self, x: Value) -> Value:
         tape, model = self.tape, self.model
         with tape.at("c_attn"):
-            parts = split(transposed_linear(x, 3 * model.hidden), [model.hidden] * 3, 2)
+            parts = split(self.linear(x, 3 * model.hidden), [model.hidden] * 3, 2)
         query, key, value = (split_heads(part, model.heads) for part in parts)
         found = multi_head_attention(query, key, value, kernel=self.kernel, probability=self.dropped, causal=True)
-        found = module("c_proj", transposed_linear, found, model.hidden)
+        found = module("c_proj", self.linear, found, model.hidden)
         return module("resid_dropout", dropout, found, self.dropped)

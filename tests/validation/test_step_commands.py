@@ -1,0 +1,116 @@
+"""Rows that are predicted by plain commands: what a row's command says, and that the command is what runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from triosim.errors import OptionError
+from triosim.models import GPT
+from validation import end_to_end
+from validation.steps import formats
+from validation.steps.command import Command, OutOfScope
+from validation.steps.errors import Predicted, Refused, groups
+from validation.steps.megatron_command import llama_flops
+from validation.steps.rows import Row
+
+MPT = (
+    "section,model,seq_len,gpus,gpu,precision,fsdp_mixed_precision,sharding_strategy,activation_checkpointing,"
+    "activation_cpu_offload,micro_batch_size,grad_accum,step_time_s"
+)
+MEGATRON = (
+    "table,gpu,params_b,heads,hidden,layers,tp,pp,dp,gpus,batch_sequences,micro_batch,seq_len,vocab,precision,"
+    "tflops_per_gpu,step_time_s_derived,recompute,model,cp,vp,ep"
+)
+BIG = (
+    "gpu,gpus,model_size,hidden,layers_of_context,heads_of_context,seq_len,dp,tp,pp,mbs,gbs,seconds_per_iteration,"
+    "tflops_reported,notes"
+)
+
+
+def row(folder: Path, header: str, *lines: str) -> Row:
+    path = folder / "steps.csv"
+    path.write_text("\n".join((header, *lines)) + "\n")
+    return formats.read(path)[1][-1]
+
+
+def test_a_row_of_mpt_is_a_command(tmp_path: Path) -> None:
+    line = "large,7b,8192,16,a100_80gb,bf16,PURE,SHARD_GRAD_OP,True,False,4,3,10"
+    assert str(row(tmp_path, MPT, line).case) == (
+        "triosim simulate 'mpt-7b(sequence=8192)' --gpu A100-SXM-80GB --topology 'dgx-a100(gpus=16, network=roce)' "
+        "--parallel fsdp=16 --micro-batch-size 4 --micro-batches 3 --recompute checkpoint --gradient-dtype bf16 "
+        "--option shard_dtype=fp32 --option reshard=no"
+    )
+
+
+def test_the_command_is_what_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mpt.csv"
+    path.write_text(f"{MPT}\ns,125m,512,8,a100_40gb,bf16,PURE,FULL_SHARD,False,False,2,1,0.02\n")
+    assert end_to_end.main(["--table", str(path), "--format", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (found["line"], found["group"]) == (2, "mpt, A100-SXM-40GB, llm-foundry")
+    assert found["low"] < found["predicted"] < found["high"]
+    assert found["error"] == pytest.approx(found["predicted"] / 0.02 - 1)
+    assert end_to_end.main(["--table", str(path), "--commands"]) == 0
+    assert capsys.readouterr().out.startswith(f"{found['command']}  # mpt:2: ")
+
+
+def test_megatron_core_interleaves_layers_and_2021_does_not_overlap(tmp_path: Path) -> None:
+    new = "a,H100-SXM5-80GB,70,64,8192,84,8,2,48,768,384,?,4096,131072,bf16,419,2.2,?,,,,"
+    assert {"--virtual-stages", "42", "fsdp=48,tp=8,pp=2", "overlap=ring"} <= set(
+        row(tmp_path, MEGATRON, new).case.arguments
+    )
+    old = (
+        "a,A100-SXM4-80GB,145.6,,12288,80,8,8,24,1536,2304,?,2048,51200,fp16,148,24.8,full activation recomputation,,,,"
+    )
+    said = row(tmp_path, MEGATRON, old).case.arguments
+    assert {"dp=24,tp=8,pp=8", "math", "full", "fp16"} <= set(said)
+    assert said[said.index("--micro-batches") + 1] == "48"  # 2,304 samples, 24 replicas, 2 in a micro-batch
+
+
+def test_a_step_time_that_is_not_printed_follows_from_flops(tmp_path: Path) -> None:
+    """8 FLOPs a parameter of the layers and token: 12 x 2 x 128 x 128 parameters, 4 x 64 tokens, on 8 GPUs at 1 TFLOP/s."""
+    line = "A100-SXM4-80GB (Jean Zay),8,0B,128,2,8,64,,2,2,1,4,,1,"
+    found = row(tmp_path, BIG, line)
+    assert found.measured == pytest.approx(8 * 12 * 2 * 128**2 * 256 / 8e12)
+    assert "zero1=2,tp=2,pp=2" in found.case.arguments
+
+
+def test_heads_that_do_not_divide_the_features_are_the_nearest_that_do(tmp_path: Path) -> None:
+    line = "A100-SXM4-80GB (Jean Zay),384,181B,14336,72,96,2048,8,8,6,1,2048,120,,"
+    assert row(tmp_path, BIG, line).label.split()[3] == "a=112"
+
+
+def test_a_mixture_counts_the_experts_of_a_token() -> None:
+    """NeMo prints 734 TFLOP/s for 1,524 tokens a second of Llama 3 70B, samples of 8,192."""
+    from triosim.models.catalogue import MODELS
+
+    assert llama_flops(MODELS["llama3-70b"], 8192) == pytest.approx(734e12 / 1524, rel=1e-3)  # type: ignore[arg-type]
+
+
+def test_options_that_a_command_does_not_have_are_one_line() -> None:
+    with pytest.raises(OptionError, match="No such option: --speed"):
+        Command.of("gpt2", speed=3).run()
+
+
+def test_a_refused_row_counts_as_a_whole_error_unless_it_is_out_of_scope() -> None:
+    """Errors of 10% and 30%, and a refused row: (0.1 + 0.3 + 1) / 3."""
+    rows = [Row("a", "m", 1.0, "s", None, gpu="A100", framework="f", line=n) for n in (2, 3)]
+    found = [Predicted("mpt", "t", rows[0], 1.1, 0.9, 1.2), Predicted("mpt", "t", rows[1], 0.7, 0.6, 0.8)]
+    refused = [Refused("t", OptionError("no"), 4, "t, A100, f"), Refused("t", OutOfScope("LoRA"), 5, "t, A100, f")]
+    (one,) = groups(found, refused)
+    assert (one.group, one.rows, one.refused) == ("t, A100, f", 2, 1)
+    assert (one.mean, one.bias, one.covered) == (pytest.approx(1.4 / 3), pytest.approx(-0.1), 0.5)
+    assert [each.plain()["out_of_scope"] for each in refused] == [False, True]
+
+
+def test_a_named_model_has_the_parameters_that_llm_foundry_prints() -> None:
+    """MPT 7B with 2,048 positions: 6,658,859,008."""
+    from triosim.models.catalogue import MODELS
+
+    model = MODELS["mpt-7b"]
+    assert isinstance(model, GPT)
+    of_layer = 12 * model.hidden**2 + 13 * model.hidden
+    assert model.layers * of_layer + (model.vocab + 2048 + 2) * model.hidden == 6_658_859_008
