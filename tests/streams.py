@@ -31,9 +31,10 @@ class OneBytePerSecond:
 
 
 class Script:
-    """Writes a rank's operators and marks in the order in which its host issues them."""
+    """Writes a rank's operators and marks in the order in which its host issues them, at so many seconds each."""
 
-    def __init__(self) -> None:
+    def __init__(self, host_seconds: float | None = None) -> None:
+        self.host_seconds = host_seconds
         self.operators: list[Operator] = []
         self.marks: list[Mark] = []
 
@@ -58,11 +59,8 @@ class Script:
     def _add(self, name: str, seconds: float, stream: str, phase: Phase, asked: Communication | None) -> None:
         number = len(self.operators)
         tensor = Tensor(number, (4, 4))
-        self.operators.append(
-            Operator(
-                number, name, phase, f"layer{number}", (tensor,), (tensor,), seconds, stream=stream, communication=asked
-            )
-        )
+        what = (number, name, phase, f"layer{number}", (tensor,), (tensor,), seconds, None, self.host_seconds)
+        self.operators.append(Operator(*what, stream=stream, communication=asked))
 
 
 def same_on(world: int, script: Script, **groups: tuple[tuple[int, ...], ...]) -> TaskStreams:

@@ -54,7 +54,7 @@ class Handle:
         self.arrived: float | None = None
         self.started: float | None = None
         self.finished: float | None = None
-        self.launch_start: float | None = None  # where launching costs the host time
+        self.launch_start: float | None = None  # where launching costs the host time; a transfer's when it is over
         self.launch_end: float | None = None  # of its last operator, where the host may be few operators ahead
         self.operator_starts: tuple[float, ...] | None = None  # where operators do not follow on from each other
         self.operator_ends: tuple[float, ...] | None = None  # where the speed of the GPU changes
@@ -132,13 +132,17 @@ class Task:
 class Compute(Task):
     """Operators that run one after the other on a ``share`` of the GPU's compute units.
 
-    With ``stream`` None the task is on no stream: it waits for ``after`` alone, as in a dependency graph.
+    With ``stream`` None the task is on no stream: it waits for ``after`` alone, as in a dependency graph. ``host_seconds`` is
+    what launching the operators costs the host; if it begins to by ``launch_lead`` before the first one runs, none of them
+    waits for its launch.
     """
 
     operators: tuple[Operator, ...]
     stream: str | None = COMPUTE_STREAM
     share: float = 1.0
     seconds: float = field(init=False)
+    host_seconds: float = field(init=False)
+    launch_lead: float = field(init=False)
 
     def __post_init__(self) -> None:
         seconds = math.fsum(operator.seconds for operator in self.operators)
@@ -147,6 +151,14 @@ class Compute(Task):
         if not 0 <= self.share <= 1:
             raise SimulationError(f"a computation that fills {self.share} of the GPU", fix="give a share from 0 to 1")
         object.__setattr__(self, "seconds", seconds)
+        launched = lead = ran = 0.0
+        for operator in self.operators:
+            if operator.host_seconds:
+                launched += operator.host_seconds
+                lead = max(lead, launched - ran)
+            ran += operator.seconds
+        object.__setattr__(self, "host_seconds", launched)
+        object.__setattr__(self, "launch_lead", lead)
 
     @classmethod
     def of(cls, name: str, seconds: float, *, layer: str = "", stream: str | None = COMPUTE_STREAM) -> Compute:

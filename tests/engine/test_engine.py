@@ -236,12 +236,12 @@ def test_tasks_without_a_stream_are_ordered_by_after_alone() -> None:
 
 
 def test_a_launch_bound_step_lasts_as_long_as_its_host() -> None:
-    operators = tuple(Operator(i, "small", "forward", "l", (), (), 1e-6) for i in range(100))
+    operators = tuple(Operator(i, "small", "forward", "l", (), (), 1e-6, host_seconds=5e-6) for i in range(100))
 
     def program(rank: int) -> TaskStream:
         yield Compute(operators)
 
-    recording = run(program, host_overhead=5e-6)
+    recording = run(program, launch_costs=True)
     assert recording.end == pytest.approx(100 * 5e-6 + 1e-6, rel=1e-12)
     assert recording.ranks[0].compute_seconds == pytest.approx(100e-6, rel=1e-12)
     assert length(recording.ranks[0].compute.merged()) == pytest.approx(100e-6, rel=1e-9)
@@ -256,7 +256,7 @@ def test_the_host_time_of_the_trace_delays_only_what_it_does_not_hide_behind() -
     def program(rank: int) -> TaskStream:
         yield Compute((long, short, short))  # launched at 0.1, 0.6, 1.1
 
-    assert run(program, host_overhead="trace").end == pytest.approx(0.1 + 1.0 + 0.2 + 0.2)
+    assert run(program, launch_costs=True).end == pytest.approx(0.1 + 1.0 + 0.2 + 0.2)
 
 
 def test_the_host_runs_ahead_of_the_device_by_a_bounded_number_of_launches() -> None:
@@ -360,7 +360,7 @@ def test_a_transfer_too_waits_for_its_launch() -> None:
     def program(rank: int) -> TaskStream:
         yield AllReduce(1, group(2))
 
-    assert run(program, 2, host_overhead=10).end == 11
+    assert run(program, 2, launch_costs=True, call_overhead=10).end == 11
 
 
 def test_a_network_with_a_life_of_its_own_does_not_keep_a_run_from_ending() -> None:

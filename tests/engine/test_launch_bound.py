@@ -9,6 +9,7 @@ import pytest
 import traces
 
 import triosim
+from triosim.config.stacks import STACKS
 from triosim.operators.features import flops
 from triosim.trace import Operator, Trace
 
@@ -43,7 +44,7 @@ def test_small_batches_stop_speeding_up() -> None:
     trace = launched()
     with_host, without = (
         [triosim.simulate(trace, gpus=1, batch_size=batch, host_overhead=host).step_time_s for batch in (1024, 2, 1)]
-        for host in ("trace", None)
+        for host in ("trace", "none")
     )
     assert with_host[0] == pytest.approx(without[0], rel=0.1)
     assert with_host[1] == pytest.approx(with_host[2], rel=0.05)
@@ -80,7 +81,29 @@ def test_a_long_step_waits_for_its_first_launch_only() -> None:
 
 
 def test_without_host_costs_nothing_waits() -> None:
-    assert triosim.simulate(launched(), gpus=1).data.launch_wait_s == 0.0
+    assert triosim.simulate(launched(), gpus=1, host_overhead="none").data.launch_wait_s == 0.0
+    assert triosim.simulate(traces.mlp(), gpus=1).data.launch_wait_s == 0.0
+
+
+def test_host_times_that_were_measured_count_by_default() -> None:
+    default, asked = (triosim.simulate(launched(batch=8), gpus=1, host_overhead=one) for one in (None, "trace"))
+    assert default.step_time_s == asked.step_time_s
+
+
+def test_a_small_predicted_step_takes_as_long_as_its_stack_launches_kernels() -> None:
+    result = triosim.simulate("llama3.2-1b", layers=1, seq=16, stack="eager")
+    kernels = [one for one in triosim.describe("llama3.2-1b", layers=1, sequence=16).operators if one.seconds]
+    launches = STACKS["eager"].launch_seconds * len(kernels)
+    assert launches < result.step_time_s < 1.5 * launches + sum(one.seconds for one in kernels if one.seconds > 1e-4)
+    assert any("launch-bound" in note for note in result.notes)
+    free = triosim.simulate("llama3.2-1b", layers=1, seq=16, host_overhead="none")
+    assert free.step_time_s == pytest.approx(sum(one.seconds for one in kernels))
+
+
+def test_a_view_costs_its_host_nothing_where_a_time_is_given() -> None:
+    """Two kernels of 1 s, launched in 3 s each: the second ends at 7 s."""
+    result = triosim.simulate(in_a_row(1.0, 0.0, 1.0), gpus=1, training=False, host_overhead="3 s")
+    assert result.step_time_s == pytest.approx(7.0)
 
 
 def test_a_trace_without_host_times_says_that_launches_cost_nothing() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 import triosim
 from triosim.config import DESCRIBED
+from triosim.config.stacks import STACKS, AttentionKind, KernelKind, ProductKind
 from triosim.errors import OptionError
 from triosim.models import GPT, Llama
 from triosim.models.operators.optimizers import OPTIMIZERS
-from triosim.models.stacks import STACKS, AttentionKind, KernelKind, ProductKind
 from triosim.trace import Trace
 
 SIZES = GPT(layers=2, hidden=128, heads=4, vocab=512, sequence=64)

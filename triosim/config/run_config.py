@@ -22,6 +22,7 @@ from triosim.config.option import (
     Kind,
     Option,
 )
+from triosim.config.stacks import STACKS
 from triosim.errors import OptionError, PluginError, nearest
 
 #: The commands that have an option, where they are fewer than all: ``memory`` has no clock, and ``compare`` chooses by itself
@@ -94,9 +95,11 @@ class RunConfig:
         "Copy the input from host memory, or have it on the GPU already.")
     host_overhead: float | Literal["trace", "none"] | None = _option(
         "time", panel=SYSTEM, choices=("trace", "none"), metavar="TIME", help=
-        "The host's time to launch an operator: '5 us', trace for each operator's own, or none. By default none.")
+        "The host's time to launch an operator: '5 us', trace for each operator's own, or none. By default its own where that "
+        "was measured; of predicted operators, the stack's.")
     run_ahead: int | None = _option("whole", panel=SYSTEM, metavar="N", commands=("simulate",), help=
-        "The most operators that the host may be ahead of its GPU. By default as many as CUDA's launch queue holds.")
+        "The most operators that the host may be ahead of its GPU. By default the stack's, or as many as CUDA's launch queue "
+        "holds.")
     conditions: Mapping[str, Any] = _option("mapping", panel=CONDITION, commands=(), help=
         "Slow or unequal GPUs and links, besides those in the topology's file: {'slow_gpus': {3: 1.5}}.")
     draws: int = _option("whole", 1, panel=CONDITION, metavar="N", help=
@@ -128,9 +131,9 @@ class RunConfig:
         "The dtype of the computation: fp32, bf16 or fp16.")
     precision: str = _model("choice", "plain", choices=("plain", "mixed"), help=
         "plain: parameters in --dtype too. mixed: parameters in fp32, and autocast to --dtype.")
-    stack: str | None = _model("choice", metavar="NAME", choices=("eager", "compiled", "megatron", "te-fp8", "deepspeed"), help=
-        "The software stack, which gives the next four their defaults: eager, compiled, megatron, te-fp8 (megatron in fp8) or "
-        "deepspeed (Megatron-DeepSpeed of 2022). By default megatron for Megatron's GPTs, else eager.")
+    stack: str | None = _model("choice", metavar="NAME", choices=tuple(STACKS), help=
+        "The software stack, which gives the next four and --host-overhead their defaults: eager, compiled, megatron, te-fp8 "
+        "(megatron in fp8) or deepspeed (Megatron-DeepSpeed of 2022). By default megatron for Megatron's GPTs, else eager.")
     optimizer: str | None = _model(
         "choice", metavar="NAME", choices=("adamw", "fused-adamw", "master-adamw", "sgd", "none"), help=
         "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none. By default the stack's.")

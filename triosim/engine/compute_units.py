@@ -72,7 +72,6 @@ class ComputeUnits:
     ) -> None:
         self._env = env
         self._recording = recording
-        self._launch_seconds = options.operator_launch_seconds
         self._run_ahead = options.run_ahead
         self._speeds = speeds
         self._finish = finish
@@ -80,7 +79,7 @@ class ComputeUnits:
     def begin(self, rank: RankState, handle: Handle, task: Compute) -> None:
         """Take a computation that is ready; computations get free units in order. One that takes no time needs none."""
         handle.arrived = self._env.now
-        if not task.seconds and handle.launch_start is None:
+        if not task.seconds and (handle.launch_start is None or not task.host_seconds):
             handle.started = self._env.now
             self._recording.count_compute(rank.index, task)
             self._finish(rank, handle)
@@ -109,6 +108,8 @@ class ComputeUnits:
             handle.started = now
             if handle.launch_start is not None:
                 computation.rank.record.add_launch_wait(handle.launch_start, now)
+                if self._run_ahead is None and now - handle.launch_start >= task.launch_lead:
+                    computation.launch_start = None  # no operator waits for its launch
         computation.last = len(task.operators) - 1
         if self._speeds is not None:
             self._run_at_changing_speed(computation, self._speeds)
@@ -126,7 +127,7 @@ class ComputeUnits:
         operators = computation.task.operators[computation.done :]
         launch_ends = None
         if computation.launch_start is not None:
-            costs = (self._launch_seconds(operator) for operator in operators)
+            costs = (operator.host_seconds or 0.0 for operator in operators)
             launch_ends = list(accumulate(costs, initial=computation.launch_start))[1:]
             if self._run_ahead is not None:
                 self._end_launches(computation, launch_ends[-1])
@@ -153,7 +154,7 @@ class ComputeUnits:
         for operator in computation.task.operators[computation.done :]:
             if run_ahead is not None and operator.seconds and len(operator_ends) >= run_ahead:
                 launched = max(launched, operator_ends.popleft())
-            launched += self._launch_seconds(operator)
+            launched += operator.host_seconds or 0.0
             now = max(now, launched)
             computation.starts.append(now)
             now += operator.seconds
@@ -220,7 +221,7 @@ class ComputeUnits:
         """Put a computation at the end of the queue."""
         if computation.launch_start is not None:
             for operator in computation.task.operators[computation.done : computation.last + 1]:
-                computation.launch_start += self._launch_seconds(operator)
+                computation.launch_start += operator.host_seconds or 0.0
         computation.done = computation.last + 1
         computation.rank.waiting.append(computation)
 

@@ -146,10 +146,12 @@ class Engine:
     # ---- the host -----------------------------------------------------------------------------------------------
 
     def _host(self, rank: RankState, stream: TaskStream) -> Generator[simpy.Event, Any, None]:
-        """Draw tasks and issue them; wait where the program waits, and where the host is too far ahead."""
-        options = self.options
-        has_overhead = options.host_overhead is not None
-        limits_operators = has_overhead and options.run_ahead is not None
+        """Draw tasks and issue them; wait where the program waits, and where the host is too far ahead.
+
+        What launches cost the host moves ``rank.host_time`` ahead of the clock, and a task begins no sooner than that: it
+        takes no event unless the GPU waits for it.
+        """
+        limits_operators = self.options.launch_costs and self.options.run_ahead is not None
         answer: Handle | Answer | None = None
         while True:
             try:
@@ -160,18 +162,15 @@ class Engine:
             if limits_operators and kind is Compute:
                 answer = yield from self._issue_limited(rank, task)
             elif kind in self._begin:
-                overhead = options.launch_seconds(task) if has_overhead else 0.0
-                if overhead and kind is not Compute:  # the operators of a Compute start one by one, as each is launched
-                    yield self.env.timeout(overhead)
                 answer = self._issue(rank, task)
-                if overhead and kind is Compute:
-                    yield self.env.timeout(overhead)
                 while rank.open_launches >= RUN_AHEAD:
                     rank.wakeup = self.env.event()
                     yield rank.wakeup
             else:
+                if rank.host_time > self.env.now:
+                    yield self.env.timeout(rank.host_time - self.env.now)
                 answer = yield from self._run_on_host(rank, task)
-        rank.record.finished = max(rank.record.finished, self.env.now)
+        rank.record.finished = max(rank.record.finished, rank.host_time, self.env.now)
         self._pending -= 1
 
     def _run_on_host(self, rank: RankState, task: Task) -> Generator[simpy.Event, Any, Answer]:
@@ -200,8 +199,8 @@ class Engine:
         while handle.launch_end is None and not handle.done:  # it waits for other tasks, and the host for its launches
             rank.wakeup = self.env.event()
             yield rank.wakeup
-        if handle.launch_end is not None and handle.launch_end > self.env.now:
-            yield self.env.timeout(handle.launch_end - self.env.now)
+        if handle.launch_end is not None:
+            rank.host_time = handle.launch_end
         return handle
 
     def _wait_on_host(self, handles: Sequence[Handle], count: int) -> Generator[simpy.Event, Any, None]:
@@ -239,13 +238,12 @@ class Engine:
                 if tail is not None:
                     add_dependency(handle, tail)
                 tails[stream] = handle
-            if kind is Compute:
-                if self.options.host_overhead is not None:
-                    handle.launch_start = self.env.now
-            elif kind is Wait:
+            if self.options.launch_costs and kind is not Wait and kind is not Record:
+                self._launch(rank, handle, task)
+            if kind is Wait:
                 for other in task.handles:
                     add_dependency(handle, other)
-            elif kind is not Record:
+            elif kind is not Record and kind is not Compute:
                 issuer = task.issuer
                 if issuer is not None and issuer != stream and issuer in tails:
                     add_dependency(handle, tails[issuer])
@@ -260,11 +258,29 @@ class Engine:
         self._release(handle)
         return handle
 
+    def _launch(self, rank: RankState, handle: Handle, task: Task) -> None:
+        """Let the host launch a task as soon as it is through with the tasks before: a Compute one operator after the other."""
+        begin = max(rank.host_time, self.env.now)
+        rank.host_time = begin + self.options.launch_seconds(task)
+        handle.launch_start = begin if type(task) is Compute else rank.host_time
+
     def _release(self, handle: Handle) -> None:
-        """Take into account that a dependency of a task is finished; when it was the last, the task begins."""
+        """Take into account that a dependency of a task is finished; when it was the last, the task begins once launched."""
         handle.open_dependencies -= 1
         if handle.open_dependencies:
             return
+        if handle.launch_start is not None and handle.launch_start > self.env.now:
+            launch = self.env.timeout(handle.launch_start - self.env.now, handle)
+            launch.callbacks.append(self._launched)
+        else:
+            self._begin_ready(handle)
+
+    def _launched(self, event: simpy.Event) -> None:
+        handle: Handle = event.value  # type: ignore[assignment]  # the value of our timeout
+        handle.launch_start = self.env.now  # exactly: adding the delay was rounded
+        self._begin_ready(handle)
+
+    def _begin_ready(self, handle: Handle) -> None:
         self._ready.append(handle)
         if self._beginning:
             return  # the loop below, further up the stack, begins it: a long row of empty tasks needs no recursion

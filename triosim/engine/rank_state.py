@@ -36,6 +36,7 @@ class RankState:
     unfinished: dict[Handle, None] = field(
         default_factory=dict
     )  # tasks that are issued and not finished, in order of issue
+    host_time: float = 0.0  # when the host has launched what was issued
     open_launches: int = 0  # launches of the unfinished tasks
     operator_ends: deque[float] = field(default_factory=deque)  # of the last operators, where the host may be few ahead
     wakeup: simpy.Event | None = None  # fires when the host can go on

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from triosim.config.stacks import STACKS, Stack
 from triosim.errors import OptionError, nearest
 from triosim.models.architectures.bert import Bert
 from triosim.models.architectures.clip import Clip, Tower
@@ -25,7 +26,6 @@ from triosim.models.architectures.llama import Llama
 from triosim.models.architectures.model import Model
 from triosim.models.architectures.t5 import T5
 from triosim.models.architectures.vit import ViT
-from triosim.models.stacks import STACKS, Stack
 
 _ARCHITECTURES: Mapping[str, Callable[..., Model]] = {
     one.__name__: one for one in (Bert, Clip, ConvNext, DeepSeek, DenseNet, Gemma, GPT, Llama, ResNet, T5, VGG, ViT)

@@ -11,6 +11,7 @@ from triosim import gpus
 from triosim.compute.compute_model import ComputeModel
 from triosim.compute.pricing.prediction import with_predicted_times
 from triosim.config import DESCRIBED
+from triosim.config.stacks import STACKS
 from triosim.errors import OptionError, nearest
 from triosim.garbage_collector import without_collecting
 from triosim.gpus import DEFAULT_GPU
@@ -21,7 +22,6 @@ from triosim.models.huggingface_config import read
 from triosim.models.operators.elementwise import add, sum_to
 from triosim.models.operators.optimizers import OPTIMIZERS
 from triosim.models.operators.tape import Tape
-from triosim.models.stacks import STACKS
 from triosim.models.step_choices import ChoiceReader, StepChoices
 from triosim.trace import Trace
 

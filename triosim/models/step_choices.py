@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from triosim.config import DESCRIBED
+from triosim.config.stacks import AttentionKind, KernelKind, ProductKind, Stack
 from triosim.errors import OptionError
-from triosim.models.stacks import AttentionKind, KernelKind, ProductKind, Stack
 
 PrecisionKind = Literal["plain", "mixed"]
 

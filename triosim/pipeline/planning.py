@@ -76,7 +76,7 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
             where=system.topology.name,
             fix="ask for fewer, or give a larger topology",
         )
-    if config.host_overhead == "trace" and not any(operator.host_seconds for operator in subject.trace.operators):
+    if config.host_overhead == "trace" and priced.launches is None:
         what = "the described step" if subject.described else "the trace"
         notes.append(f"{what} has no host times: launches cost nothing")
     return PlannedRun(priced, planned, system, network, new_network, heterogeneity, memory, tuple(notes))

@@ -12,6 +12,7 @@ from triosim.compute.pricing import operator_times
 from triosim.compute.pricing.repricing import on_gpu
 from triosim.config import RunConfig, parsed
 from triosim.gpus import Gpu
+from triosim.pipeline.launches import Launches, with_launches
 from triosim.pipeline.reading import Subject
 from triosim.trace import Trace
 
@@ -20,17 +21,19 @@ from triosim.trace import Trace
 class PricedSubject:
     """A subject whose operators have times, and the compute model that estimates those of other shapes.
 
-    ``gpu`` is what was asked for beside the trace's; ``options_read`` are the names of the options that the model reads.
+    ``launches`` are what launches cost the host, None where they are free. ``gpu`` is what was asked for beside the trace's;
+    ``options_read`` are the names of the options that the model reads.
     """
 
     subject: Subject
     model: ComputeModel
+    launches: Launches | None
     gpu: Gpu | None
     options_read: tuple[str, ...]
 
 
 def price(subject: Subject, config: RunConfig) -> PricedSubject:
-    """Return the subject with the times of ``--operator-times``, and those of another GPU where one is asked for."""
+    """Return the subject with the times of ``--operator-times``, those of another GPU where one is asked for, and launches."""
     if config.operator_times is not None:
         file = config.operator_times
         entries = operator_times.load(file)
@@ -42,7 +45,8 @@ def price(subject: Subject, config: RunConfig) -> PricedSubject:
         predict = on_gpu if subject.streams is None else _captured_on_gpu
         with plugins.blamed():
             subject = subject.changed(lambda trace: predict(trace, target, model))
-    return PricedSubject(subject, model, target, plugins.option_names(kind))
+    subject, launches = with_launches(subject, config)
+    return PricedSubject(subject, model, launches, target, plugins.option_names(kind))
 
 
 def _captured_on_gpu(trace: Trace, target: Gpu, model: ComputeModel) -> Trace:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 
 from triosim import plugins
 from triosim.conditions import Conditions
@@ -16,7 +15,6 @@ from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.folded_run import run_folded, should_fold
 from triosim.networks.base import Network
 from triosim.pipeline.planning import PlannedRun
-from triosim.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,11 @@ class Execution:
 def run(planned: PlannedRun, config: RunConfig, progress: Progress | None = None) -> Execution:
     """Run a plan; ``progress`` is called now and then with the simulated time and the number of finished tasks."""
     conditions, tasks = planned.system.conditions, planned.plan
+    launches = planned.priced.launches
     options = EngineOptions(
-        host_overhead=None if config.host_overhead == "none" else config.host_overhead,
-        call_overhead=_call_overhead(planned.priced.subject.trace),
-        run_ahead=config.run_ahead,
+        launch_costs=launches is not None,
+        call_overhead=launches.call_seconds if launches else 0.0,
+        run_ahead=launches.run_ahead if launches else None,
         timeline=config.timeline,
         conditions=conditions,
     )
@@ -79,9 +78,3 @@ def _why_not_folded(planned: PlannedRun, config: RunConfig) -> str:
     if config.timeline:
         return "the timeline shows every rank"
     return "" if planned.system.conditions == Conditions() else "GPUs or links differ, or change during the run"
-
-
-def _call_overhead(trace: Trace) -> float:
-    """Return the host's cost of launching a communication: the median operator's, as a trace of one GPU has none."""
-    costs = [operator.host_seconds for operator in trace.operators if operator.host_seconds and operator.seconds]
-    return median(costs) if costs else 0.0

@@ -43,7 +43,7 @@ _TOLERANCE = 1e-9
 #: Matrix products of eight-bit numbers.
 _EIGHT_BITS = "scaled_mm"
 #: The share of the step from which on waiting for launches is worth a note.
-_LAUNCH_BOUND = 0.02
+LAUNCH_BOUND = 0.02
 
 
 def figures(
@@ -238,9 +238,9 @@ def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[
             f"interference and faults make computation {format_time(slowed)} longer on the average GPU; the times of layers "
             "and operators leave that out"
         )
-    if launch_bound >= _LAUNCH_BOUND:
+    if launch_bound >= LAUNCH_BOUND:
         yield (
-            f"the step is launch-bound: GPUs wait for their hosts to launch operators during {launch_bound:.0%} of it; "
+            f"the step is launch-bound: hosts launch operators more slowly than GPUs run them during {launch_bound:.0%} of it; "
             "smaller batches save little"
         )
 

@@ -168,29 +168,35 @@ class Operator:
 
     def with_tensors(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Operator:
         """Return the same call of other tensors."""
-        times = self.seconds, self.busy_seconds, self.flops
+        times = self.seconds, self.busy_seconds, self.host_seconds, self.flops
         return self._with((inputs, outputs), times, (self.predicted_by, self.relative_error))
 
     def with_times(self, seconds: float, busy_seconds: float | None, flops: float | None) -> Operator:
         """Return the same call with other times and FLOPs."""
         prediction = self.predicted_by, self.relative_error
-        return self._with((self.inputs, self.outputs), (seconds, busy_seconds, flops), prediction)
+        times = seconds, busy_seconds, self.host_seconds, flops
+        return self._with((self.inputs, self.outputs), times, prediction)
+
+    def with_host_seconds(self, host_seconds: float | None) -> Operator:
+        """Return the same call, which costs the host another time."""
+        times = self.seconds, self.busy_seconds, host_seconds, self.flops
+        return self._with((self.inputs, self.outputs), times, (self.predicted_by, self.relative_error))
 
     def predicted(self, by: str, relative_error: float | None) -> Operator:
         """Return the same call, whose time a model has predicted."""
-        times = self.seconds, self.busy_seconds, self.flops
+        times = self.seconds, self.busy_seconds, self.host_seconds, self.flops
         return self._with((self.inputs, self.outputs), times, (by, relative_error))
 
     def _with(
         self,
         tensors: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
-        times: tuple[float, float | None, float | None],
+        times: tuple[float, float | None, float | None, float | None],
         prediction: tuple[str | None, float | None],
     ) -> Operator:
         """Return a copy; written out, because dataclasses.replace() takes several times as long, and there are many."""
         return Operator(
-            self.id, self.name, self.phase, self.layer, *tensors, times[0], times[1], self.host_seconds, self.forward,
-            times[2], self.kernels, *prediction, self.attributes, self.stream, self.communication, self.recomputed,
+            self.id, self.name, self.phase, self.layer, *tensors, times[0], times[1], times[2], self.forward,
+            times[3], self.kernels, *prediction, self.attributes, self.stream, self.communication, self.recomputed,
         )  # fmt: skip
 
 

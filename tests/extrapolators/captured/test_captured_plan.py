@@ -265,8 +265,9 @@ def test_joining_operators_changes_no_time(data: st.DataObject) -> None:
 
 def test_while_one_stream_waits_for_its_launches_another_may_compute() -> None:
     """A launch takes a second; the copy is ready at 3.5, when the first stream's next launch is not over."""
-    script = Script().ask("all_gather", "world", 2.5, work=0).mark("wait_work", "side", 0).run(1, stream="side")
-    recording, _ = run(same_on(2, script.run(0.25, 0.25, 0.25)), host_overhead=1.0)
+    script = Script(host_seconds=1).ask("all_gather", "world", 2.5, work=0).mark("wait_work", "side", 0)
+    script.run(1, stream="side").run(0.25, 0.25, 0.25)
+    recording, _ = run(same_on(2, script), launch_costs=True, call_overhead=1.0)
     assert starts(recording) == {"layer1": 3.5, "layer2": 3, "layer3": 4.5, "layer4": 5}
     assert recording.ranks[0].compute.merged() == [(3, 3.25), (3.5, 4.75), (5, 5.25)]
     assert recording.ranks[0].compute_seconds == 1.75
@@ -274,8 +275,8 @@ def test_while_one_stream_waits_for_its_launches_another_may_compute() -> None:
 
 def test_launches_that_are_over_hold_up_nothing() -> None:
     """Three operators are launched by 1.5, the copy by 2; they take turns as without launches."""
-    script = Script().run(2, 2, 2).run(1, stream="side")
-    recording, _ = run(same_on(1, script), host_overhead=0.5)
+    script = Script(host_seconds=0.5).run(2, 2, 2).run(1, stream="side")
+    recording, _ = run(same_on(1, script), launch_costs=True)
     assert starts(recording) == {"layer0": 0.5, "layer3": 2.5, "layer1": 3.5, "layer2": 5.5}
     assert recording.end == 7.5
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from triosim.config.stacks import AttentionKind
 from triosim.errors import OptionError
 from triosim.models.operators.elementwise import add, dropout, elementwise, masked_fill, mul_number
 from triosim.models.operators.layers import softmax
 from triosim.models.operators.products import bmm, linear, lower_precision, matmul, scaled_bmm
 from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import expand, reshape, transpose, unsqueeze, view
-from triosim.models.stacks import AttentionKind
 
 #: The largest head dimension that FlashAttention takes.
 _WIDEST = 256

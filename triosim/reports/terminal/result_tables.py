@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triosim.reports.terminal.tables import facts_panel, note_lines, percent, plain_text, shorten, spaced, table
+from triosim.results.figures import LAUNCH_BOUND
 from triosim.results.memory_rows import fullest
 from triosim.results.report import TextReport
 from triosim.results.result import Result
@@ -136,7 +137,7 @@ def _facts(data: ResultData) -> Iterator[tuple[str, str | Text]]:
     if data.memory:
         yield "memory", fullest(data.memory)
     yield "operators", _origin_of_times(data)
-    if data.launch_wait_s > 0.0:
+    if data.launch_wait_s >= LAUNCH_BOUND * data.step_time_s:
         yield (
             "launch-bound",
             f"GPUs wait for launches during {percent(data.launch_wait_s, data.step_time_s)} of the step",

@@ -1,7 +1,7 @@
 """Software stacks: what a framework's training step is made of, where the user says no more than the framework's name.
 
-``triosim/models/stacks.json`` has an entry for each: its kernels, attention, optimizer and products are the defaults of the
-options that are called so.
+``triosim/config/stacks.json`` has an entry for each: its kernels, attention, optimizer and products are the defaults of the
+options that are called so, and what launching kernels costs the host that of ``host_overhead`` and ``run_ahead``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from triosim.trace import Trace
 
 AttentionKind = Literal["flash", "math"]
 KernelKind = Literal["eager", "fused", "compiled"]
@@ -26,6 +28,10 @@ class Stack:
     attention: "flash" is one kernel; "math" is two matrix products, with the scores in memory.
     optimizer: a key of ``triosim.models.operators.optimizers.OPTIMIZERS``.
     products: "fp8" multiplies the linear layers in fp8, except the one that makes a Llama's logits.
+    launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
+    call_seconds: the same of a communication.
+    run_ahead: how many operators the host gets ahead of its GPU; None: as many as CUDA's launch queue holds.
+    source: what the host's costs rest on.
     """
 
     name: str
@@ -34,6 +40,10 @@ class Stack:
     attention: AttentionKind
     optimizer: str
     products: ProductKind
+    launch_seconds: float
+    call_seconds: float
+    run_ahead: int | None = None
+    source: str
 
     def summary(self) -> str:
         """Return what it is made of in one line, as a described trace keeps it under ``software``."""
@@ -48,3 +58,8 @@ def _stacks() -> dict[str, Stack]:
 
 #: The stacks by name.
 STACKS: Mapping[str, Stack] = _stacks()
+
+
+def stack_of(trace: Trace) -> Stack:
+    """Return the stack that a trace was described for; a captured one ran as PyTorch does without a compiler."""
+    return STACKS.get(trace.software.get("stack", ""), STACKS["eager"])
