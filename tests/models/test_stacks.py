@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, get_args
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_stack_is_the_options_that_it_stands_for(name: str) -> None:
 
 
 def test_an_option_overrides_its_part_of_a_stack() -> None:
-    found = names(described(LLAMA, stack="megatron", kernels="eager", optimizer="none"))
+    found = names(described(LLAMA, stack="megatron", kernels="eager", attention="flash", optimizer="none"))
     assert found == names(described(LLAMA, kernels="eager", optimizer="none"))
 
 
@@ -76,3 +77,23 @@ def test_fp8_is_refused_of_a_model_without_linear_layers_for_it() -> None:
         triosim.describe("resnet18", stack="te-fp8")
     with pytest.raises(OptionError, match="fp8 products need half precision"):
         described(LLAMA, stack="te-fp8", dtype="fp32")
+
+
+@pytest.mark.parametrize(
+    ("attention", "name", "kernel"),
+    [("flash", "flash", None), ("cudnn", "cudnn", None), ("triton", "flash", "triton"), ("math", None, None)],
+)
+def test_attention_runs_by_the_kernel_that_was_chosen(attention: str, name: str | None, kernel: str | None) -> None:
+    trace = described(LLAMA, attention=attention)
+    calls = [one for one in trace.operators if "scaled_dot_product" in one.name]
+    wanted = [] if name is None else [f"aten::_scaled_dot_product_{name}_attention"] * 2
+    assert [one.name for one in calls if one.phase == "forward"] == wanted
+    assert len([one for one in calls if one.phase == "backward"]) == len(wanted)
+    assert {one.attributes.get("kernel") for one in calls} <= {kernel}
+
+
+def test_delayed_scaling_casts_a_tensor_without_looking_at_it_before() -> None:
+    dynamic, delayed = (Counter(names(described(LLAMA, products=one))) for one in ("fp8", "fp8-delayed"))
+    assert delayed["aten::_scaled_mm"] == dynamic["aten::_scaled_mm"] > 0
+    assert delayed["aten::amax"] == 0 < dynamic["aten::amax"]
+    assert delayed["aten::_to_copy"] == dynamic["aten::_to_copy"]

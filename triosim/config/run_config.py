@@ -137,13 +137,15 @@ class RunConfig:
     optimizer: str | None = _model(
         "choice", metavar="NAME", choices=("adamw", "fused-adamw", "master-adamw", "sgd", "none"), help=
         "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none. By default the stack's.")
-    attention: str | None = _model("choice", choices=("flash", "math"), help=
-        "flash: one kernel. math: two matrix products, with the scores in memory. By default the stack's.")
+    attention: str | None = _model("choice", choices=("flash", "cudnn", "triton", "math"), help=
+        "flash: FlashAttention-2. cudnn: cuDNN's kernel. triton: the first FlashAttention, in Triton. math: two matrix "
+        "products, with the scores in memory. By default the stack's.")
     kernels: str | None = _model("choice", choices=("eager", "fused", "compiled"), help=
         "eager: one kernel an operator. fused: one for what libraries fuse (norms, rotary embeddings, gates, the loss). "
         "compiled: as a compiler fuses. By default the stack's.")
-    products: str | None = _model("choice", choices=("plain", "fp8"), help=
-        "Matrix products of linear layers in --dtype, or in fp8 with a scale for each tensor. By default the stack's.")
+    products: str | None = _model("choice", choices=("plain", "fp8", "fp8-delayed"), help=
+        "Matrix products of linear layers in --dtype, or in fp8 with a scale for each tensor, which fp8-delayed has from "
+        "earlier steps. By default the stack's.")
     dropout: float | None = _model("probability", metavar="P", help="The probability of dropout. By default the model's own.")
     timeline: bool = _option("flag", False, panel=OUTPUT, commands=(), help="Keep every task, for the timeline.")
     links: bool = _option("flag", False, panel=OUTPUT, commands=("simulate",), help=

@@ -14,9 +14,9 @@ from typing import Literal
 
 from triosim.trace import Trace
 
-AttentionKind = Literal["flash", "math"]
+AttentionKind = Literal["flash", "cudnn", "triton", "math"]
 KernelKind = Literal["eager", "fused", "compiled"]
-ProductKind = Literal["plain", "fp8"]
+ProductKind = Literal["plain", "fp8", "fp8-delayed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,11 @@ class Stack:
 
     kernels: "eager" is one kernel an ATen operator, "fused" one for what training libraries fuse by hand, "compiled" what a
         compiler makes of the eager ones.
-    attention: "flash" is one kernel; "math" is two matrix products, with the scores in memory.
+    attention: "flash" is FlashAttention-2, "cudnn" cuDNN's kernel, "triton" the first FlashAttention as written in Triton;
+        "math" is two matrix products, with the scores in memory.
     optimizer: a key of ``triosim.models.operators.optimizers.OPTIMIZERS``.
-    products: "fp8" multiplies the linear layers in fp8, except the one that makes a Llama's logits.
+    products: "fp8" multiplies the linear layers in fp8, except the one that makes a Llama's logits, scaled by each tensor's
+        largest number; "fp8-delayed" scales by those of earlier steps.
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
     call_seconds: the same of a communication.
     run_ahead: how many operators the host gets ahead of its GPU; None: as many as CUDA's launch queue holds.
@@ -48,7 +50,7 @@ class Stack:
     def summary(self) -> str:
         """Return what it is made of in one line, as a described trace keeps it under ``software``."""
         said = f"attention {self.attention}, kernels {self.kernels}, optimizer {self.optimizer}"
-        return said + (", products fp8" if self.products == "fp8" else "")
+        return said + (f", products {self.products}" if self.products != "plain" else "")
 
 
 def _stacks() -> dict[str, Stack]:

@@ -79,11 +79,11 @@ def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
     """Return the operators of a model's step, without times."""
     stack = choices.on(usual_stack(model) if choices.stack is None else STACKS[choices.stack])
     autocast = choices.dtype if choices.precision == "mixed" else None
-    tape = Tape(choices.parameter_dtype, autocast, float8=stack.products == "fp8")
+    tape = Tape(choices.parameter_dtype, autocast, products=stack.products)
     reader = ChoiceReader(choices, stack)
     loss = model.loss(tape, choices.batch, _length(model, choices.sequence), reader)
     reader.check_read(model.name)
-    if stack.products == "fp8" and not tape.narrow:
+    if stack.products != "plain" and not tape.narrow:
         raise OptionError(
             f"{model.name} has no linear layer that fp8 can compute",
             where="products" if choices.products else "stack",

@@ -57,7 +57,7 @@ class StepChoices:
         """Return a stack with what is chosen instead of its own. Raises ``OptionError`` for fp8 products in fp32."""
         chosen = {name: getattr(self, name) for name in ("optimizer", "attention", "kernels", "products")}
         found = replace(stack, **{name: value for name, value in chosen.items() if value is not None})
-        if found.products == "fp8" and self.dtype == "float32":
+        if found.products != "plain" and self.dtype == "float32":
             where = "products" if self.products else "stack"
             raise OptionError("fp8 products need half precision", where=where, fix="give bfloat16")
         return found

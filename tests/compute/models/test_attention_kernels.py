@@ -88,3 +88,18 @@ def test_single_precision_is_left_to_others() -> None:
         )
     ]
     assert math.isnan(seconds(single))
+
+
+@pytest.mark.parametrize(("gpu", "measured"), [("H100-SXM", (168, 184)), ("A100-SXM-80GB", (98, 101))])
+def test_flash_attention_in_triton_is_as_fast_as_long_sequences_of_mpt_show(
+    gpu: str, measured: tuple[int, int]
+) -> None:
+    """TFLOP/s that the steps of MPT leave for both passes of attention of 32,768 and 65,536 tokens (llm-foundry, 2023)."""
+    flops = 4 * 32768**2 * 2048 * 0.5 * 3.5
+    calls = call("flash", "backward", True, 128, 32768, 1, kernel="triton")
+    took = AttentionKernels().estimate(calls, gpu).seconds.sum()
+    assert 0.95 * measured[0] < flops / took / 1e12 < 1.05 * measured[1]
+
+
+def test_flash_attention_in_triton_is_not_known_on_other_generations() -> None:
+    assert math.isnan(seconds(call("flash", "forward", True, 128, 8192, kernel="triton"), "V100-SXM2-32GB"))

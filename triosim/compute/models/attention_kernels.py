@@ -1,4 +1,4 @@
-"""Operator times of attention on Hopper, by the kernel that the operator's name stands for: FlashAttention-2 or cuDNN's.
+"""Operator times of attention by the kernel that runs: FlashAttention-2 or cuDNN's on Hopper, or the first one in Triton.
 
 The measured tables of these chips hold FlashAttention 3 and 4, which are written for them. PyTorch's flash attention is
 FlashAttention-2, whose products do not use Hopper's asynchronous tensor core instructions: it reaches about half of that rate.
@@ -9,6 +9,11 @@ of 2,048 features together, by sequence length s. They are within 8% of
 
 where ``half`` is the length at which half of the rate is reached. The figures have no causal backward pass: its mask is assumed
 to cost as much as the forward pass's.
+
+The first FlashAttention as written in Triton (``attributes["kernel"] == "triton"``; Dao et al. 2022) is what many trained with
+in 2022 and 2023. Its rate is what MPT's steps with long sequences leave for attention (mosaicml/llm-foundry: 168 to 184 TFLOP/s
+on H100s, 98 to 101 on A100s, for heads of 64 as of 128 features): its products are Ampere's on both, and it scales with
+multiprocessors and clock.
 """
 
 from __future__ import annotations
@@ -42,9 +47,9 @@ class RateCurve:
     tflops: float
     half: float
 
-    def rate(self, length: float, peak: float) -> float:
-        """Return FLOP/s at a length, on a chip with another peak."""
-        return self.tflops * 1e12 / _PEAK * peak * length / (length + self.half)
+    def rate(self, length: float, speed: float) -> float:
+        """Return FLOP/s at a length, on a chip of so many times the speed."""
+        return self.tflops * 1e12 * speed * length / (length + self.half)
 
 
 #: By kernel, pass and whether it is causal, then by features of a head; between two of these widths the larger one's holds.
@@ -56,11 +61,14 @@ _CURVES: Mapping[tuple[str, str, bool], Mapping[int, RateCurve]] = {
     ("cudnn", "forward", False): {64: RateCurve(417, 120), 128: RateCurve(615, 80), 256: RateCurve(590, 110)},
     ("cudnn", "backward", False): {64: RateCurve(442, 340), 128: RateCurve(535, 385)},
 }
+#: Of the first FlashAttention in Triton, in both directions, with or without a mask.
+_TRITON = RateCurve(172, 350)
+_SMS, _CLOCK = 132, 1.98e9  # of the H100
 _BACKWARD = 2.5  # times the arithmetic of the forward pass: Dao et al. 2022
 
 
 class AttentionKernels(ComputeModel):
-    """``_scaled_dot_product_flash_attention``, ``..._cudnn_attention`` and their backward, in half precision on Hopper."""
+    """``_scaled_dot_product_flash_attention``, ``..._cudnn_attention`` and their backward, in half precision."""
 
     name = "attention"
 
@@ -76,12 +84,13 @@ class AttentionKernels(ComputeModel):
 def _seconds(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
     """Return the time of a call of a known kernel; NaN for other operators."""
     call = _call(operator, forward)
-    if call is None or gpu.architecture != "hopper":
+    if call is None or not _runs_on(call[0], gpu):
         return float("nan")
     kernel, causal, sizes = call
     batch, heads, length, keys, width = sizes
     backward = base_name(operator.name).endswith("_backward")
-    rate = _curve(kernel, backward, causal, width).rate(length, gpu.rate("bfloat16"))
+    speed = gpu.sms * gpu.clock_hz / (_SMS * _CLOCK) if kernel == "triton" else gpu.rate("bfloat16") / _PEAK
+    rate = _curve(kernel, backward, causal, width).rate(length, speed)
     flops = 4.0 * batch * heads * length * keys * width * (0.5 if causal else 1.0) * (_BACKWARD if backward else 1.0)
     # The figures' calls are 2,048 blocks: their rates include the empty share of the last wave.
     blocks = batch * heads * -(-(keys if backward else length) // _BLOCK)
@@ -92,7 +101,12 @@ def _seconds(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
 
 def knows(operator: Operator, gpu: Gpu) -> bool:
     """Whether an operator is a call of a kernel whose rates on a GPU are known."""
-    return gpu.architecture == "hopper" and _call(operator, None) is not None
+    call = _call(operator, None)
+    return call is not None and _runs_on(call[0], gpu)
+
+
+def _runs_on(kernel: str, gpu: Gpu) -> bool:
+    return gpu.architecture in (("ampere", "hopper") if kernel == "triton" else ("hopper",))
 
 
 def _call(operator: Operator, forward: Operator | None) -> tuple[str, bool, tuple[int, int, int, int, int]] | None:
@@ -100,7 +114,8 @@ def _call(operator: Operator, forward: Operator | None) -> tuple[str, bool, tupl
     of = forward or operator
     name = base_name(of.name)
     kernel = next((one for one in ("flash", "cudnn") if name.startswith(f"scaled_dot_product_{one}_attention")), None)
-    if kernel is None or "cpu" in name or "kernel" in of.attributes:
+    kernel = of.attributes.get("kernel", kernel)
+    if kernel not in ("flash", "cudnn", "triton") or "cpu" in name:
         return None
     given = [tensor for tensor in of.inputs if len(tensor.shape) == 4]
     if forward is None and name.endswith("_backward"):
@@ -113,6 +128,8 @@ def _call(operator: Operator, forward: Operator | None) -> tuple[str, bool, tupl
 
 
 def _curve(kernel: str, backward: bool, causal: bool, width: int) -> RateCurve:
+    if kernel == "triton":
+        return _TRITON
     direction = "backward" if backward else "forward"
     curves = _CURVES[kernel, direction, causal and not backward]
     curve = curves[min((known for known in curves if known >= width), default=max(curves))]

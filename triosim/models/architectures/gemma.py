@@ -72,7 +72,7 @@ class Gemma(Llama):
 
     def _attended(self, query: Value, key: Value, value: Value, choices: ChoiceReader) -> Value:
         """Attention; with capped scores by its two products (``eager_attention_forward`` of transformers)."""
-        if not self.capped or choices.attention_kernel() == "flash":
+        if not self.capped or choices.attention_kernel() != "math":
             return Llama._attended(self, query, key, value, choices)
         batch, heads, length, width = query.shape
         key, value = (repeated(one, heads // key.shape[1]) for one in (key, value))

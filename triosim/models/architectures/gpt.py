@@ -125,9 +125,9 @@ class _ForwardPass:
         mixed = module("linear_qkv", linear, x, 3 * model.hidden)
         mixed = view(mixed, (self.sequence, self.batch, model.heads, 3 * width))
         parts = split(mixed, [width] * 3, -1)
-        if self.kernel == "flash":
+        if self.kernel != "math":
             query, key, value = (permute(part, (1, 2, 0, 3)) for part in parts)
-            found = attention(query, key, value, causal=True, probability=self.dropped)
+            found = attention(query, key, value, kernel=self.kernel, causal=True, probability=self.dropped)
             found = permute(found, (2, 0, 1, 3))
         else:
             rows = (self.sequence, self.batch * model.heads, width)

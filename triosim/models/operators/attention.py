@@ -60,8 +60,8 @@ def multi_head_attention(
     Keys and values may have fewer heads than queries. ``bias`` is added to the scores, and may have a gradient.
     """
     batch, heads, length, _ = query.shape
-    if kernel == "flash":
-        found = attention(query, key, value, causal=causal, probability=probability, bias=bias)
+    if kernel != "math":
+        found = attention(query, key, value, kernel=kernel, causal=causal, probability=probability, bias=bias)
     else:
         times = heads // key.shape[1]
         parts = query, repeated(key, times), repeated(value, times)
@@ -73,16 +73,24 @@ def multi_head_attention(
 
 
 def attention(
-    query: Value, key: Value, value: Value, *, causal: bool, probability: float = 0.0, bias: Value | None = None
+    query: Value,
+    key: Value,
+    value: Value,
+    *,
+    kernel: AttentionKind = "flash",
+    causal: bool,
+    probability: float = 0.0,
+    bias: Value | None = None,
 ) -> Value:
-    """``scaled_dot_product_attention`` of (batch, heads, length, features), by the kernel that PyTorch chooses on a GPU.
+    """``scaled_dot_product_attention`` of (batch, heads, length, features), by a kernel if it serves them on a GPU.
 
-    FlashAttention serves half precision without a bias, the memory-efficient kernel as many heads of keys as of queries.
+    FlashAttention and cuDNN's serve half precision without a bias, the memory-efficient kernel as many heads of keys as of
+    queries. FlashAttention in Triton is FlashAttention with the attribute ``kernel``.
     """
     query, key, value = lower_precision(query), lower_precision(key), lower_precision(value)
     half = query.dtype in ("float16", "bfloat16")
     if half and bias is None and query.shape[-1] == value.shape[-1] <= _WIDEST:
-        return _fused("flash", query, key, value, None, causal, probability)
+        return _fused(kernel, query, key, value, None, causal, probability)
     if key.shape[1] == query.shape[1]:
         return _fused(
             "efficient", query, key, value, None if bias is None else lower_precision(bias), causal, probability
@@ -94,16 +102,18 @@ def _fused(
     kernel: str, query: Value, key: Value, value: Value, bias: Value | None, causal: bool, probability: float
 ) -> Value:
     tape, (batch, heads, length, width) = query.tape, query.shape
+    named = "flash" if kernel == "triton" else kernel
     out = tape.new((batch, heads, length, value.shape[-1]), query.dtype, _laid(heads, length, value.shape[-1]))
-    if kernel == "flash":
+    if kernel != "efficient":
         sums = tape.new((batch, heads, length), "float32")
         state = [tape.new((2,), "uint64"), tape.new((), "uint64")]
     else:
         sums = tape.new((batch, heads, -(-length // _ROWS) * _ROWS), "float32")
         state = [tape.new((), "int64"), tape.new((), "int64")]
-    name = f"_scaled_dot_product_{kernel}_attention"
+    name = f"_scaled_dot_product_{named}_attention"
     given = (query, key, value) if bias is None else (query, key, value, bias)
     attributes = {"dropout_p": probability, "is_causal": causal, "scale": width**-0.5}
+    attributes |= {"kernel": kernel} if kernel == "triton" else {}
     tape.record(name, given, (out, sums, *state), **attributes)
 
     def backward(g: Value, *_: Value | None) -> list[Value | None]:

@@ -1,10 +1,11 @@
-"""Linear layers in fp8, as torchao's Float8Linear trains them: dynamic scaling with one scale a tensor.
+"""Linear layers in fp8 with one scale a tensor, as torchao's Float8Linear trains them, or as Transformer Engine does.
 
 Micikevicius et al. 2022 ("FP8 Formats for Deep Learning"): activations and weights in e4m3, gradients in e5m2. A
 tensor's largest magnitude gives its scale; it is scaled, clamped and cast, once for all products that read it. The
 scales of weights are taken to be known from the optimizer's step (``precompute_float8_dynamic_scale_for_fsdp``), and
 a weight is cast by one kernel. The tensor cores take the second factor by columns, so that each product of the
-backward pass is given copies of the other layout.
+backward pass is given copies of the other layout. With delayed scaling (Transformer Engine), a tensor is scaled by what
+earlier steps had, and one kernel casts it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _cast(x: Value, dtype: str) -> tuple[Value, Value]:
     tape = x.tape
     key = x.storage, x.shape
     if key not in tape.narrow:
-        if tape.categories[x.storage] == "parameter":
+        if tape.categories[x.storage] == "parameter" or tape.products == "fp8-delayed":
             tape.narrow[key] = elementwise("_to_copy", x, dtype=dtype), tape.new((), "float32", category="buffer")
         else:
             largest = tape.result("amax", (x,), (), "float32", dim=list(range(len(x.shape))))

@@ -83,7 +83,7 @@ def linear(
     added = lower_precision(tape.parameter(names[1], (outputs,))) if bias else None
     x, weight = lower_precision(x), lower_precision(weight)
     is_matrix = len(x.shape) == 2
-    if tape.float8 and not whole and float8.fits(x, weight):
+    if tape.products != "plain" and not whole and float8.fits(x, weight):
         found = view(float8.product(contiguous_of(x), weight), shape)
     elif added is not None and (is_matrix or is_contiguous(x.shape, x.strides)):
         found = addmm(added, reshape(x, (-1, inputs)), t(weight))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from triosim.config.stacks import ProductKind
 from triosim.models.operators.layout import Shape, Strides, contiguous
 from triosim.trace import Category, Operator, Phase, Tensor, Trace
 
@@ -89,15 +90,15 @@ class _Recorded:
 
 @dataclass(slots=True)
 class Tape:
-    """The operators recorded so far. ``dtype`` is that of parameters; ``autocast`` that of products, if it differs; with
-    ``float8``, linear layers multiply in fp8.
+    """The operators recorded so far. ``dtype`` is that of parameters; ``autocast`` that of products, if it differs;
+    ``products`` says whether linear layers multiply in fp8.
 
     ``categories`` and ``owners`` give, by storage, its category and the parameter whose gradient or state it is.
     """
 
     dtype: str = "float32"
     autocast: str | None = None
-    float8: bool = False
+    products: ProductKind = "plain"
     operators: list[_Recorded] = field(default_factory=list)
     parameters: dict[str, Value] = field(default_factory=dict)
     copies: dict[int, Value] = field(default_factory=dict)
