@@ -26,6 +26,7 @@ from triosim.tracer.device import (
     cuda_api,
     cudnn_rnn,
     data_dependent_operators,
+    memory_formats,
     script_patches,
     undecomposed_operators,
 )
@@ -93,6 +94,7 @@ class FakeDevice:
         mode = DeviceMode(recorder, fake_mode)
         attention.install(patches, mode)
         cudnn_rnn.install(patches, mode)
+        memory_formats.install(patches)
         data_dependent_operators.install(patches, mode)
         undecomposed_operators.install(patches)
         script_patches.install(patches, recorder, fake_mode)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
-from triosim.tracer.device import assumed_values, dtype_checks
+from triosim.tracer.device import assumed_values, dtype_checks, memory_formats
 from triosim.tracer.device.shape_cache import ShapeCache
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
@@ -54,6 +54,7 @@ class OperatorInfo:
         ]
         each = schema.name.startswith("aten::_foreach_") and schema.name.endswith("_")
         self.in_place = each or schema.name in _IN_PLACE_ONLY
+        self.on_images = memory_formats.depends_on_format(schema.name)
         self.check = dtype_checks.check_of(self.bare)
         self.to_host = schema.name in ("aten::_to_copy", "aten::copy_")
 
@@ -217,7 +218,10 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             outputs += [tensor for tensor in info.changed_of(args, kwargs) if on_device(tensor)]
         if not inputs and not outputs:
             return
-        self.recorder.operator(info.name, info.attributes_of(args, kwargs), inputs, outputs)
+        attributes = info.attributes_of(args, kwargs)
+        if info.on_images and any(map(memory_formats.is_channels_last, inputs[:2])):
+            attributes["channels_last"] = True
+        self.recorder.operator(info.name, attributes, inputs, outputs)
         if info.to_host and not outputs and not kwargs.get("non_blocking"):
             self.recorder.host_waits_here()
 
