@@ -40,8 +40,8 @@ def test_a_row_of_mpt_is_a_command(tmp_path: Path) -> None:
     line = "large,7b,8192,16,a100_80gb,bf16,PURE,SHARD_GRAD_OP,True,False,4,3,10"
     assert str(row(tmp_path, MPT, line).case) == (
         "triosim simulate 'mpt-7b(sequence=8192)' --gpu A100-SXM-80GB --topology 'dgx-a100(gpus=16, network=roce)' "
-        "--parallel fsdp=16 --micro-batch-size 4 --micro-batches 3 --recompute checkpoint --gradient-dtype bf16 "
-        "--option shard_dtype=fp32 --option reshard=no"
+        "--parallel fsdp=16 --attention triton --micro-batch-size 4 --micro-batches 3 --recompute checkpoint "
+        "--gradient-dtype bf16 --option shard_dtype=fp32 --option reshard=no"
     )
 
 

@@ -2,8 +2,8 @@
 
 The models have the sizes of llm-foundry's YAML files, and as many positions as a sample has tokens. Composer computes in bf16
 from fp32 shares. ``DEFAULT`` reduces gradients in fp32 and ``PURE`` in bf16; each micro-batch gathers and reduces;
-checkpointed blocks run again. Nodes have eight GPUs, those of A100s eight cards of 200 Gb/s with RoCE; H100s are taken to be in
-DGX H100s.
+checkpointed blocks run again. Attention is the first FlashAttention in Triton (``attn_impl: triton`` of their YAML files).
+Nodes have eight GPUs, those of A100s eight cards of 200 Gb/s with RoCE; H100s are taken to be in DGX H100s.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class LlmFoundry(CommandFormat):
             gpu=_GPUS[gpu],
             topology=f"dgx-a100(gpus={gpus}, network=roce)" if gpu.startswith("a100") and gpus > 8 else None,
             parallel=axes(fsdp=gpus),
+            attention="triton",
             micro_batch_size=samples,
             micro_batches=count if count > 1 else None,
             recompute="checkpoint" if again else None,
