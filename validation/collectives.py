@@ -11,7 +11,8 @@ import argparse
 import csv
 import gzip
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +21,12 @@ from triosim.networks.calibration import stored
 from triosim.networks.calibration.fit import fitting, judging, measured
 from triosim.networks.calibration.fit.fitting import MeasuredCollective as Measured
 from triosim.networks.calibration.fit.joint import JointFit, MachineRows
+from triosim.networks.calibration.fit.judging import ErrorSummary
+from triosim.networks.calibration.lookup import completed, nearest_machine, stand_in
 from triosim.networks.calibration.model import Calibration, MeasuredNode, NodeLink
 from triosim.networks.topology import Topology
 from triosim.networks.topology.node_bandwidth import node_bandwidth
+from triosim.networks.topology.shapes import ShapeOutline
 from validation.report import DataAbsent, Row, data
 
 VTRAIN = "collectives/nccl_all_reduce_a100_v100_nvlink.csv.gz"
@@ -50,11 +54,16 @@ class Machine:
     system: str = ""  # of a table about several
 
     @property
-    def node(self) -> MeasuredNode:
-        """The inside of the preset's node."""
+    def outline(self) -> ShapeOutline:
+        """What the preset is made of."""
         outline = Topology.load(self.preset).outline
         assert outline is not None
-        spec = outline.spec
+        return outline
+
+    @property
+    def node(self) -> MeasuredNode:
+        """The inside of the preset's node."""
+        spec = self.outline.spec
         link: NodeLink = "pcie" if spec.topology == "pcie_tree" else "nvlink"
         return MeasuredNode(node_bandwidth(spec), spec.latency, link, spec.in_switch_reduction)
 
@@ -114,6 +123,39 @@ def held_out(preset: str, machines: dict[str, MachineRows]) -> tuple[list[Measur
         found.extend(rows)
         said.extend(float(seconds) for seconds in fit.seconds(preset, rows))
     return found, said
+
+
+@dataclass(frozen=True, slots=True)
+class UnseenMachine:
+    """The errors on a machine that is predicted from the nearest of some others, scaled."""
+
+    preset: str
+    nearest: str
+    errors: ErrorSummary
+
+
+def unseen(machines: dict[str, MachineRows], *, generations: bool = False) -> Iterator[UnseenMachine]:
+    """Leave each machine out, or its whole generation, and predict it from the nearest one of those that are left."""
+    for machine in MACHINES:
+        seen = [
+            one for one in MACHINES if one is not machine and not (generations and one.generation == machine.generation)
+        ]
+        fit = JointFit([machines[one.preset] for one in seen])
+        fitted = {one.preset: Calibration(8, fit.curves(one.preset), node=one.node) for one in seen}
+        name = nearest_machine(machine.node, fitted)
+        scaled = completed(fitted[name], machine.outline)
+        yield UnseenMachine(machine.preset, name, judging.judged(machine.rows(), _seconds(scaled, machine.rows())))
+
+
+def cube_mesh() -> UnseenMachine:
+    """Judge DGX-1's hybrid cube mesh of V100s, of which nothing was fitted."""
+    rows, topology = linked("v100"), Topology.load("dgx-1-v100")
+    return UnseenMachine("dgx-1-v100", stand_in(topology), judging.judged(rows, judging.predict(topology, rows)))
+
+
+def _seconds(calibration: Calibration, rows: Sequence[Measured]) -> list[float]:
+    found = [calibration.parts(row.kind, row.gpus, row.nbytes) for row in rows]
+    return [0.0 if parts is None else parts.total for parts in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +226,15 @@ def main() -> None:
         print(f"{row.what:60} {row.cases:4} {100 * row.error:6.2f} % {'' if row.holds else 'misses'}")
     for gpu in ("a100", "v100"):
         print(gpu, {gpus: round(percent, 2) for gpus, percent in other_groups(gpu).percent.items()})
+    machines = fitted_rows()
+    for left_out, found in (
+        ("machine", unseen(machines)),
+        ("generation", unseen(machines, generations=True)),
+        ("never fitted", [cube_mesh()]),
+    ):
+        for one in found:
+            large, small = (e.mape_percent if e else math.nan for e in (one.errors.large, one.errors.small))
+            print(f"{left_out:14} {one.preset:12} from {one.nearest:12} {large:5.1f} % from 1 MiB {small:5.1f} % below")
 
 
 if __name__ == "__main__":

@@ -112,13 +112,11 @@ class InterNodeModel:
         start = shared.launch if alone else inside.latency
         if kind in _STRAIGHT:
             start += shared.peer * (gpus - gpus / nodes)
-        filled = (
-            crossings if algorithm in ("tree", "nvls-tree") else 1.0
-        )  # a ring's hops all send from its first step on
+        filled = 1.0 if algorithm in ("ring", "direct") else crossings  # a ring's hops all send from its first step on
         chunk = shared.chunk / card
 
         def total(latency: float, on_card: float) -> float:
-            needed = (on_card**_OVERLAP + inside.moving**_OVERLAP) ** (1.0 / _OVERLAP)
+            needed = math.pow(on_card**_OVERLAP + inside.moving**_OVERLAP, 1.0 / _OVERLAP)
             return latency + needed + filled * needed * chunk / (needed + chunk)
 
         simple, quick = start + hops * shared.simple_hops, start + hops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from triosim.errors import TopologyError, nearest
@@ -29,10 +30,10 @@ def calibration_of(topology: Topology) -> Calibration | None:
         said = section.parsed(_parsed)
         if said is None or outline is None:
             return said
-        return _completed(said, outline) if isinstance(section.said, str) else _with_cards(said, outline)
+        return completed(said, outline) if isinstance(section.said, str) else _with_cards(said, outline)
     if outline is None or not is_node_system(topology):
         return None
-    return _completed(_machine(topology, outline), outline)
+    return completed(_machine(topology, outline), outline)
 
 
 def is_node_system(topology: Topology) -> bool:
@@ -91,31 +92,35 @@ def _machine_name(topology: Topology, spec: ShapeSpec) -> str:
     link: NodeLink = "pcie" if spec.topology == "pcie_tree" else "nvlink"
     sized = replace(own, gpus=spec.gpus)
     wanted = MeasuredNode(node_bandwidth(sized), own.latency, link, spec.in_switch_reduction)
-    if preset is not None and stored.ships(preset.name) and _distance(preset.name, wanted)[0] == 0:
+    if preset is not None and stored.ships(preset.name) and _distance(stored.shipped(preset.name), wanted)[0] == 0:
         return preset.name
-    return min(stored.names(), key=lambda name: _distance(name, wanted))
+    return nearest_machine(wanted, {name: stored.shipped(name) for name in stored.names()})
 
 
-def _distance(name: str, wanted: MeasuredNode) -> tuple[int, float]:
+def nearest_machine(wanted: MeasuredNode, machines: Mapping[str, Calibration | None]) -> str:
+    """Return the name of the measured machine whose node is most like one that is wanted."""
+    return min(machines, key=lambda name: _distance(machines[name], wanted))
+
+
+def _distance(calibration: Calibration | None, wanted: MeasuredNode) -> tuple[int, float]:
     """Return how far the node of a measured machine is from a node: how many kinds differ, then the e-folds of bandwidth."""
-    calibration = stored.shipped(name)
-    assert calibration is not None
-    node = calibration.node
+    node = None if calibration is None else calibration.node
     if node is None:
         return 2, 0.0
     differ = 2 * (node.link != wanted.link) + (node.reduces != wanted.reduces)
     return differ, abs(math.log(node.bandwidth / wanted.bandwidth))
 
 
-def _completed(calibration: Calibration, outline: ShapeOutline) -> Calibration:
+def completed(calibration: Calibration, outline: ShapeOutline) -> Calibration:
     """Return the calibration of a measured machine for a topology's nodes and for the network between them."""
     spec = outline.spec
     assert spec.gpus is not None
     scale = NodeScale()
     if calibration.node is not None:
-        pairs = spec.gpus if spec.topology == "fully_connected" else 0
-        delay = _near_zero((1.0 if pairs else 2.0) * spec.latency - 2.0 * calibration.node.latency)
-        scale = NodeScale(node_bandwidth(spec) / calibration.node.bandwidth, delay, pairs)
+        direct, whole = spec.topology in ("fully_connected", "hybrid_cube_mesh"), node_bandwidth(spec)
+        delay = _near_zero((1.0 if direct else 2.0) * spec.latency - 2.0 * calibration.node.latency)
+        shares = tuple(node_bandwidth(spec, group) / whole for group in range(2, spec.gpus)) if direct else ()
+        scale = NodeScale(whole / calibration.node.bandwidth, delay, shares)
     return _with_cards(replace(calibration, scale=scale), outline)
 
 

@@ -17,6 +17,9 @@ from triosim.networks.calibration.curves import LIKE, KindCurves, Sigmoid, Strag
 from triosim.networks.calibration.internode import InterNodeModel, algorithms, card_share, hops_of
 
 NodeLink = Literal["nvlink", "pcie"]
+REACHED = (
+    0.75  # of a GPU's links, which the largest collectives reach on the machines that were measured (0.66 to 0.90)
+)
 ANY = "any"  # the kind whose figures between nodes stand for all that have none of their own
 
 
@@ -50,24 +53,35 @@ class MeasuredNode:
     link: NodeLink = "nvlink"
     reduces: bool = False  # the switch adds up and multicasts (NVLS)
 
+    def wire_seconds(self, kind: str, gpus: int, nbytes: float) -> float:
+        """Return what the bytes of a collective need on a GPU's links, at the share of their bandwidth that is reached."""
+        each = sent(kind, gpus)
+        if self.reduces and kind == "all_reduce":
+            each = min(each, (gpus + 1) / gpus)
+        return each * nbytes / (REACHED * self.bandwidth)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeScale:
     """How the inside of a node differs from the one that was measured.
 
     ``speed`` is the bandwidth of a GPU to the others by that of the measured node, ``delay`` the seconds that a hop takes
-    longer. Where each pair of ``pairs`` GPUs has a link of its own, a group of fewer has fewer links.
+    longer, ``shares`` the part of that bandwidth in a group of 2, 3 ... GPUs, where a smaller group has fewer links.
     """
 
     speed: float = 1.0
     delay: float = 0.0
-    pairs: int = 0
+    shares: tuple[float, ...] = ()
 
-    def scaled(self, kind: str, gpus: int, parts: TimeParts) -> TimeParts:
-        """Return the time of a collective of some GPUs on this node, given that on the measured one."""
-        speed = self.speed * (gpus - 1) / (self.pairs - 1) if 1 < gpus < self.pairs else self.speed
+    def scaled(self, kind: str, gpus: int, parts: TimeParts, on_wire: float) -> TimeParts:
+        """Return the time of a collective of some GPUs on this node, given that on the measured one.
+
+        Of the time of the bytes, the bandwidth changes what they need ``on_wire``; the rest is the protocols'.
+        """
+        speed = self.speed * (self.shares[gpus - 2] if 2 <= gpus < len(self.shares) + 2 else 1.0)
         hops = (2 if kind == "all_reduce" else 1) * math.ceil(math.log2(gpus))
-        return TimeParts(max(parts.latency + self.delay * hops, parts.latency / 2), parts.moving / speed)
+        moving = parts.moving + min(on_wire, parts.moving) * (1.0 / speed - 1.0)
+        return TimeParts(max(parts.latency + self.delay * hops, parts.latency / 2), moving)
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,11 @@ class Calibration:
         known = curves.parts(gpus, nbytes)
         if curves.kind != kind:
             known = TimeParts(known.latency, known.moving * sent(kind, gpus) / sent(curves.kind, gpus))
-        return self.scale.scaled(kind, gpus, known)
+        return (
+            known
+            if self.node is None
+            else self.scale.scaled(kind, gpus, known, self.node.wire_seconds(kind, gpus, nbytes))
+        )
 
     def observed(self, kind: str, gpus: int, nbytes: float, seconds: float, rate: float = 0.1) -> Calibration:
         """Return the calibration after one collective inside a node was observed (TorchSim, equation 14).

@@ -71,6 +71,7 @@ def test_a_gpu_reaches_the_others_of_its_node_by_its_links() -> None:
     assert node("mi300x") == 7 * 64
     assert node("mi300x", 2) == 64  # of a pair, one link
     assert node("v100-nvl4") == node("dgx-1-v100") == 6 * 25
+    assert [node("dgx-1-v100", gpus) for gpus in (2, 3, 4, 6, 7)] == [25, 50, 100, 50, 100]  # rings that share no link
     assert node("l40s-pcie") == 25
     assert node("ring(8, bandwidth=10 GB/s)") == 20
     assert node("torus(4x2, bandwidth=10 GB/s)") == 30  # of the side of two, one link
