@@ -114,3 +114,48 @@ def test_a_named_model_has_the_parameters_that_llm_foundry_prints() -> None:
     assert isinstance(model, GPT)
     of_layer = 12 * model.hidden**2 + 13 * model.hidden
     assert model.layers * of_layer + (model.vocab + 2048 + 2) * model.hidden == 6_658_859_008
+
+
+BRIDGE = (
+    "release,phase,model,system,gpus,precision,global_batch,micro_batch,seq_len,fsdp,tp,pp,cp,vp,ep,grad_accum,"
+    "tokens_per_s_per_gpu,model_tflops_per_gpu,step_time_s"
+)
+
+
+def test_values_in_parentheses_are_of_another_precision(tmp_path: Path) -> None:
+    line = "25.09,Pre,LLAMA3_70B,DGX-GB200,64,FP8-CS (FP8-MX),128,2,8192,64 (0),1 (2),1 (4),1,1 (5),1.0,1 (16),1,1,4.1"
+    assert str(row(tmp_path, BRIDGE, line).case) == (
+        "triosim simulate llama3-70b --micro-batch-size 2 --parallel fsdp=64 --stack te-fp8 --gpu GB200 "
+        "--topology 'gb200-nvl72(gpus=64, gpus_per_node=64)' --seq 8192"
+    )
+
+
+def test_experts_are_divided_over_replicas_and_balanced(tmp_path: Path) -> None:
+    """Of 256 GPUs with tp=2 and pp=8 there are 16 replicas, so that of ep=32 these hold different experts."""
+    line = "26.02,Pre,Qwen3_235B_a22B,DGX-H100,256,BF16,8192,1,4096,0,2,8,1,4,32.0,,1,1,81.4"
+    said = row(tmp_path, BRIDGE, line).case.arguments
+    assert {"fsdp=16,ep=16,tp=2,pp=8", "load=balanced", "deepep", "megatron", "qwen3-235b-a22b"} <= set(said)
+
+
+@pytest.mark.parametrize(
+    ("model", "phase", "why"),
+    [
+        ("Nemotron_3_Nano", "Pre-Training", "Mamba"),
+        ("DeepSeekV4 Flash", "Pre-Training", "sparse attention"),
+        ("LLAMA3_70B", "LoRA Performance", "adapters"),
+    ],
+)
+def test_what_is_not_described_is_out_of_scope(tmp_path: Path, model: str, phase: str, why: str) -> None:
+    with pytest.raises(OutOfScope, match=why):
+        row(tmp_path, BRIDGE, f"26.02,{phase},{model},DGX-H100,8,BF16,8,1,4096,0,1,1,1,,,,1,1,1")
+
+
+def test_long_samples_of_nemo_are_of_llama_2_7b(tmp_path: Path) -> None:
+    """16 samples of 262,144 tokens on 256 GPUs at 1,214 tokens a second each."""
+    header = (
+        "container,system,phase,precision_of_text,model,gpus,global_batch,micro_batch,seq_len,tp,pp,cp,vp,"
+        "tokens_per_s_per_gpu,step_time_s,task,Sequence Length (K)"
+    )
+    found = row(tmp_path, header, "c,DGX-H100,Long,FP8,,256,16,1,,4,1,8.0,1.0,1214,,,256.0")
+    assert found.measured == pytest.approx(16 * 262144 / 256 / 1214)
+    assert found.case.arguments[0] == "llama2-7b(sequence=262144)"

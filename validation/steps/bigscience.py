@@ -58,9 +58,6 @@ class BigScience(CommandFormat):
         division = Division(dp=gpus // tp // pp, tp=tp, pp=pp, data="zero1")
         record.check(division.gpus == gpus, f"{gpus} GPUs", f"give a multiple of tp={tp}, pp={pp}")
         layers, micro_batch = _layers(record, hidden, pp), record.whole("mbs") if record.has("mbs") else 1
-        record.check(
-            not samples % (division.dp * micro_batch), f"gbs {samples}", f"dp={division.dp}, mbs={micro_batch}"
-        )
         said = record.whole("heads_of_context")
         heads = min((n for n in range(tp, hidden, tp) if not hidden % n), key=lambda n: abs(n - said))
         old = gpu.startswith("V100")
@@ -69,11 +66,11 @@ class BigScience(CommandFormat):
             layers,
             division,
             micro_batch=micro_batch,
-            micro_batches=samples // division.dp // micro_batch,
+            micro_batches=division.micro_batches(record, samples, micro_batch),
             gpu=name,
             topology=nodes.format(gpus),
             dtype="fp16" if old else None,
-            attention="math",
+            stack="deepspeed",
             recompute=None if "no activation checkpointing" in record.values.get("notes", "") else "full",
         )
         if record.has("seconds_per_iteration"):

@@ -7,11 +7,13 @@ of its distributed optimizer beside the computation, once a step: ``fsdp`` that 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from triosim.models.architectures.llama import Llama
 from validation.steps.command import Command, axes
+from validation.steps.rows import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,12 @@ class Division:
         said = axes(dp=self.dp, cp=self.cp, ep=self.ep, tp=self.tp, pp=self.pp) or "one GPU"
         return f"{said} x{self.chunks}" if self.chunks > 1 else said
 
+    def micro_batches(self, record: Record, samples: int, micro_batch: int) -> int:
+        """Return how many micro-batches of a replica the samples make."""
+        share = self.dp * micro_batch
+        record.check(not samples % share, f"a batch of {samples}", f"give a multiple of {share}")
+        return samples // share
+
     def options(self, layers: int, micro_batches: int) -> dict[str, Any]:
         """Return the options that say so, for so many layers."""
         stages, core = self.pp * self.chunks, self.data == "core"
@@ -60,12 +68,29 @@ class Division:
         }
 
 
+def division_of(record: Record, gpus: int, data: str = "core") -> Division:
+    """Return the division of a row whose columns are the axes; what is left of the GPUs are replicas, or share them."""
+    sizes = {axis: record.whole(axis) for axis in ("tp", "pp", "cp") if record.has(axis)}
+    shared = math.prod(sizes.values())
+    record.check(not gpus % shared, f"{gpus} GPUs", f"tp, pp and cp make {shared}")
+    replicas = gpus // shared
+    experts = record.whole("ep") if record.has("ep") else 1
+    whole = record.has("fsdp") and record.text("fsdp") != "0"
+    return Division(
+        dp=replicas,
+        ep=math.gcd(experts, replicas),
+        chunks=record.whole("vp") if record.has("vp") else 1,
+        data="fsdp" if whole else data,
+        **sizes,
+    )
+
+
 def megatron_command(
     model: str, layers: int, division: Division, *, micro_batch: int, micro_batches: int, **options: Any
 ) -> Command:
     """Return the command of a model; further options by name are added, those of ``option`` to Megatron's own."""
     said = {"micro_batch_size": micro_batch} | division.options(layers, micro_batches)
-    said |= {"optimizer": "master-adamw", **options, "option": (*said["option"], *options.get("option", ()))}
+    said |= {**options, "option": (*said["option"], *options.get("option", ()))}
     return Command.of(model, **said)
 
 

@@ -17,7 +17,7 @@ from triosim.models import GPT
 from triosim.models.architectures.llama import Llama
 from triosim.models.catalogue import MODELS
 from validation.steps.command import CommandFormat
-from validation.steps.megatron_command import Division, gpt, llama_flops, megatron_command
+from validation.steps.megatron_command import Division, division_of, gpt, llama_flops, megatron_command
 from validation.steps.rows import Record, Row
 
 #: Micro-batch and layers of a virtual stage in examples/sc21/run_table_1.sh, by billions of parameters; 0 is one stage a GPU.
@@ -78,7 +78,7 @@ def _gpt(record: Record) -> Row:
         layers,
         division,
         micro_batch=micro_batch,
-        micro_batches=_micro_batches(record, division, micro_batch),
+        micro_batches=division.micro_batches(record, record.whole("batch_sequences"), micro_batch),
         gpu=gpu,
         dtype="fp16" if record.text("precision") == "fp16" else None,
         attention="math" if old else None,
@@ -94,10 +94,7 @@ def _llama(record: Record) -> Row:
     record.check(name in _LLAMAS, f"'model' is '{name}'", f"known: {', '.join(_LLAMAS)}")
     model = MODELS[_LLAMAS[name]]
     assert isinstance(model, Llama)
-    sizes = {axis: record.whole(axis) for axis in ("tp", "pp", "cp", "ep") if record.has(axis)}
-    shared = sizes["tp"] * sizes["pp"] * sizes.get("cp", 1)
-    chunks = record.whole("vp") if record.has("vp") else 1
-    division = Division(dp=record.whole("gpus") // shared, chunks=chunks, **sizes)
+    division = division_of(record, record.whole("gpus"))
     sequence, samples = record.whole("seq_len"), record.whole("batch_sequences")
     if record.has("step_time_s_derived"):
         measured = record.number("step_time_s_derived")
@@ -110,10 +107,10 @@ def _llama(record: Record) -> Row:
         model.layers,
         division,
         micro_batch=micro_batch,
-        micro_batches=_micro_batches(record, division, micro_batch),
+        micro_batches=division.micro_batches(record, samples, micro_batch),
         gpu=_gpu(record),
         seq=sequence,
-        products="fp8" if record.text("precision").lower().startswith("fp8") else None,
+        stack="te-fp8" if record.text("precision").lower().startswith("fp8") else "megatron",
         option=("load=balanced",) if model.experts else (),
     )
     return _row(record, name, division, measured, command)
@@ -132,12 +129,6 @@ def _chunked(division: Division, layers: int, together: int) -> Division:
     if not together or division.pp == 1:
         return division
     return replace(division, chunks=max(1, layers // division.pp // together))
-
-
-def _micro_batches(record: Record, division: Division, micro_batch: int) -> int:
-    samples, share = record.whole("batch_sequences"), division.dp * micro_batch
-    record.check(not samples % share, f"batch of {samples}", f"give a multiple of {share}")
-    return samples // share
 
 
 def _gpu(record: Record) -> str:

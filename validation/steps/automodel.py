@@ -1,0 +1,65 @@
+"""Training steps of NeMo AutoModel (FSDP2 with Transformer Engine) on H100s in bf16, as NVIDIA publishes them (Apache-2.0).
+
+Tokens are balanced over experts by its own words and carried by DeepEP where the row names it; without a size of ``ep`` the
+experts are divided over a node. Blocks run again in the backward pass of dense models, as its recipes have it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from validation.steps.command import Command, CommandFormat
+from validation.steps.megatron_command import division_of
+from validation.steps.nemo_models import check_whole_training, model_of, system_of
+from validation.steps.rows import Record, Row
+
+_COLUMNS = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "VP": "vp", "FSDP": "fsdp"}
+_NODE = 8
+
+
+class AutoModel(CommandFormat):
+    """Rows of NeMo AutoModel."""
+
+    name = "automodel"
+    columns = (
+        *("Model", "#GPUs", "GBS", "MBS", "LBS", "GA", "Seq Length", "TP", "PP", "CP", "EP", "VP", "FSDP"),
+        *("Time per Global Step (s)", "phase", "system"),
+    )
+    tables = ("steps/nemo_automodel_h100.csv",)
+    asked: ClassVar[Mapping[str, float]] = {"step time": 0.10}
+
+    def read(self, record: Record) -> Row:
+        """One row a record."""
+        check_whole_training(record, "phase")
+        model = model_of(record, "Model")
+        found = re.search(r"DGX-\w+", record.text("system"))
+        system = system_of(record, found[0] if found else record.text("system"))
+        gpus, samples, micro_batch = (record.whole(name) for name in ("#GPUs", "GBS", "MBS"))
+        said = {_COLUMNS.get(key, key): text for key, text in record.values.items()}
+        division = division_of(replace(record, values=said), gpus, data="fsdp")
+        mixture = bool(getattr(model, "experts", 0))
+        if mixture and division.ep == 1 and "DeepEP" in record.values.get("Kernel Optimizations", ""):
+            division = replace(division, ep=min(_NODE, division.dp))
+        micro_batches = division.micro_batches(record, samples, micro_batch)
+        options = division.options(getattr(model, "layers", 1), micro_batches)
+        command = Command.of(
+            model.name,
+            gpu=system.gpu,
+            topology=system.topology(gpus),
+            seq=record.whole("Seq Length"),
+            stack="megatron",
+            optimizer="fused-adamw",
+            micro_batch_size=micro_batch,
+            recompute=None if mixture else "checkpoint",
+            ep_transport="deepep" if division.ep > 1 else None,
+            **options | {"option": (*options["option"], "load=balanced" if division.ep > 1 else None)},
+        )
+        label = f"{record.text('Model')} {division.label} batch={samples}/{micro_batch}"
+        measured = record.number("Time per Global Step (s)")
+        return Row(label, model.name, measured, "s", command, gpu=system.gpu, framework="NeMo AutoModel")
+
+
+FORMATS = (AutoModel(),)

@@ -1,0 +1,74 @@
+"""Training steps of Megatron-Bridge on H100s to GB300s, as NVIDIA publishes them with each release (Apache-2.0).
+
+Megatron-Bridge's recipes balance tokens over experts by force and carry them by DeepEP (HybridEP between GPUs of a rack).
+Experts are divided over replicas and tensor parallel GPUs together; here, over as many of the replicas as there are. Racks of
+72 GPUs are used in parts of 64. What is recomputed is not printed: nothing is taken to be. Values in parentheses are of another
+precision than the row's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from validation.steps.command import CommandFormat
+from validation.steps.megatron_command import division_of
+from validation.steps.nemo_models import (
+    check_whole_training,
+    model_of,
+    nemo_command,
+    stack_of,
+    system_of,
+    without_parentheses,
+)
+from validation.steps.rows import Record, Row
+
+
+class MegatronBridge(CommandFormat):
+    """Rows of Megatron-Bridge's releases."""
+
+    name = "megatron-bridge"
+    columns = (
+        *(
+            "release",
+            "phase",
+            "model",
+            "system",
+            "gpus",
+            "precision",
+            "global_batch",
+            "micro_batch",
+            "seq_len",
+            "fsdp",
+            "tp",
+        ),
+        *("pp", "cp", "vp", "ep", "step_time_s"),
+    )
+    tables = ("steps/megatron_bridge.csv",)
+    asked: ClassVar[Mapping[str, float]] = {"step time": 0.15}
+
+    def read(self, record: Record) -> Row:
+        """One row a record."""
+        record = without_parentheses(record)
+        check_whole_training(record, "phase")
+        model, system = model_of(record, "model"), system_of(record, record.text("system"))
+        gpus, samples, micro_batch = (record.whole(name) for name in ("gpus", "global_batch", "micro_batch"))
+        division = division_of(record, gpus)
+        command = nemo_command(
+            model,
+            division,
+            stack_of(record, record.text("precision")),
+            micro_batch=micro_batch,
+            micro_batches=division.micro_batches(record, samples, micro_batch),
+            gpu=system.gpu,
+            topology=system.topology(gpus),
+            seq=record.whole("seq_len"),
+        )
+        label = f"{record.text('model')} {division.label} batch={samples}/{micro_batch} {record.text('precision')}"
+        label += f" {record.text('system')} {record.text('release')}"
+        return Row(
+            label, model.name, record.number("step_time_s"), "s", command, gpu=system.gpu, framework="Megatron-Bridge"
+        )
+
+
+FORMATS = (MegatronBridge(),)
