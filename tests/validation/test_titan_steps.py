@@ -1,4 +1,4 @@
-"""Rows of torchtitan and of TorchSim's tables 17 and 18: read, and predicted from sizes."""
+"""Rows of torchtitan and of TorchSim's tables 17, 18, 20 and 21: read as commands, and predicted."""
 
 from __future__ import annotations
 
@@ -7,23 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from triosim import gpus
 from validation import end_to_end
-from validation.steps import constants, formats, titan_step, torchtitan
-from validation.steps.titan_step import Nodes, Step, peak_gib, step_memory, step_seconds
+from validation.steps import formats
+from validation.steps.command import Command
+from validation.steps.titan_command import Step
 
 HEADER = (
     "model,gpu,gpus,parallelism,local_batch,global_batch,sequence_length,activation_checkpointing,compile,float8,"
     "tokens_per_second_per_gpu,memory_gib,source"
 )
 GPU = '"H100 HBM2e 96GB 2.4TB/s 500W, 8 per NVLink node, 400 Gb/s RDMA per GPU"'
-VALUES = {"beside_collective": 1.15, "beside_computation": 1.05}
 PARAMETERS = 1_235_814_400  # of Llama 3.2 1B, as published
-SMALL = Step(model="llama3.2-1b", axes=(("fsdp", 2),), batch=1, sequence=512, checkpoints="selective", nodes=Nodes())
+SMALL = Step(
+    model="llama3.2-1b",
+    axes=(("fsdp", 2),),
+    batch=1,
+    sequence=512,
+    checkpoints="selective",
+    gpu="H100-SXM",
+    topology="dgx-h100(gpus={})",
+)
 
 
 def gib(step: Step) -> float:
-    return peak_gib(step_memory(step), "allocated", 96e9)
+    return step.memory_command().memory().peak_allocated / 2**30
+
+
+def seconds(step: Step) -> float:
+    return step.command().result().step_time_s
 
 
 def table(folder: Path, line: str) -> Path:
@@ -33,21 +44,41 @@ def table(folder: Path, line: str) -> Path:
 
 
 def test_a_row_says_board_network_and_step(tmp_path: Path) -> None:
+    """512 samples of 8,192 tokens on 256 GPUs at 500 tokens a second take 32.768 s."""
     line = f'llama3.1-70B,{GPU},256,"fsdp=32, tp=8",16,512,8192,full,yes,no,500,50,there'
     kind, (row,) = formats.read(table(tmp_path, line))
-    step, tokens = row.case
-    assert kind.name == "torchtitan"
-    assert (row.measured, row.unit, row.quantity) == (500, "tokens/s", "throughput of a GPU")
-    assert (step.model, step.axes, step.gpus) == ("llama3-70b", (("fsdp", 32), ("tp", 8)), 256)
-    assert (step.checkpoints, step.compiled, step.eight) == ("full", True, False)
-    assert step.nodes == Nodes(bandwidth=2.4e12, memory=96e9, watts=500.0, gpus=8, card="400 Gb/s")
-    assert tokens == 512 * 8192
+    assert (kind.name, row.unit, row.quantity, row.gpu) == ("torchtitan", "s", "step time", "H100-SXM")
+    assert row.measured == pytest.approx(32.768)
+    assert str(row.case) == (
+        "triosim simulate 'llama3-70b(style=torchtitan)' --gpu 'H100-SXM(power=500W, bandwidth=2.4TB/s, capacity=96GB)' "
+        "--topology 'dgx-h100(gpus=256)' --seq 8192 --parallel fsdp=32,tp=8 --stack compiled --recompute checkpoint "
+        "--gradient-dtype fp32 --tp-style megatron --sequence-parallel --option shard_dtype=fp32 "
+        "--option embedding_gradient=whole --micro-batch-size 16"
+    )
     (memory,) = row.also
     assert (memory.label, memory.measured, memory.unit, memory.quantity) == (row.label, 50, "GiB", "peak memory")
+    assert str(memory.case).startswith("triosim memory ")
 
 
-def test_a_row_without_memory_has_one_quantity(tmp_path: Path) -> None:
-    _, (row,) = formats.read(table(tmp_path, f"llama3.1-8B,{GPU},8,fsdp=8,2,16,8192,selective,no,no,1,,x"))
+@pytest.mark.parametrize(
+    ("said", "schedule", "overlapped"),
+    [
+        ("fsdp=8,tp=8,pp=8 1f1b", "1f1b", False),
+        ("fsdp=8,tp=8,pp=8 interleaved", "interleaved", False),
+        ("fsdp=8, tp=8, pp=8, Interleaved async TP", "interleaved", True),
+        ("fsdp=8,tp=8,pp=8", "1f1b", False),
+    ],
+)
+def test_a_row_names_the_schedule_and_asynchronous_tensor_parallelism(
+    tmp_path: Path, said: str, schedule: str, overlapped: bool
+) -> None:
+    line = f'llama3.1-405B,{GPU},512,"{said}",32,256,8192,selective per-op,yes,yes,100,,there'
+    _, (row,) = formats.read(table(tmp_path, line))
+    arguments = row.case.arguments
+    assert arguments[arguments.index("--schedule") + 1] == schedule
+    assert arguments[arguments.index("--micro-batches") + 1] == "32"
+    assert ("overlap=ring" in arguments) == overlapped
+    assert {"fsdp=8,tp=8,pp=8", "save=scaled_mm/2,attention", "parameter_dtype=fp8"} <= set(arguments)
     assert not row.also
 
 
@@ -71,24 +102,16 @@ def test_a_broken_row_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_torchsims_tables_are_built_in() -> None:
     rows = formats.named("torchsim-sharded").built_in()
     assert len(rows) == 8
-    assert {row.case.gpus for row in rows} == {128}
+    assert all("dgx-h100(gpus=128, gpus_per_node=4" in str(row.case) for row in rows)
     errors = [abs(row.published / row.measured - 1) for row in rows if row.published is not None]
     assert sum(errors) / 8 == pytest.approx(0.093, abs=0.003)  # the paper says 9 and 10%
 
 
-def test_all_layers_are_on_the_line_through_4_and_8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama 3.2 1B has 16; units run one after the other as those before them did, where launches are no limit."""
-    step = replace(SMALL, sequence=4096)
-    lined = step_seconds(step, VALUES)
-    monkeypatch.setattr(titan_step, "MORE", 16)
-    assert lined == pytest.approx(step_seconds(step, VALUES), rel=2e-3)
-
-
 def test_what_a_row_says_makes_a_step_slower_or_faster() -> None:
-    plain = step_seconds(SMALL, VALUES)
-    assert step_seconds(replace(SMALL, compiled=True), VALUES) < plain
-    assert step_seconds(replace(SMALL, checkpoints="full"), VALUES) > plain
-    assert step_seconds(replace(SMALL, nodes=Nodes(bandwidth=2.4e12, watts=500.0)), VALUES) > plain
+    plain = seconds(SMALL)
+    assert seconds(replace(SMALL, compiled=True)) < plain
+    assert seconds(replace(SMALL, checkpoints="full")) > plain
+    assert seconds(replace(SMALL, sequence=8192, gpu="H100-SXM(power=500 W)")) > seconds(replace(SMALL, sequence=8192))
 
 
 @pytest.mark.slow
@@ -118,36 +141,25 @@ def test_whatever_is_timed_has_a_memory(axes: str, eight: bool) -> None:
 def test_the_two_quantities_of_a_row_have_errors_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """8 GPUs take 131,072 tokens in 2 s: 8,192 a GPU each second; a fifth too many, and a tenth too little of the memory."""
-    monkeypatch.setattr(torchtitan, "step_seconds", lambda *_: 2.0)
-    monkeypatch.setattr(torchtitan, "step_memory", lambda _: None)
-    monkeypatch.setattr(torchtitan, "peak_gib", lambda *_: 45.0)
+    """8 GPUs take 131,072 tokens in 2.4 s at 6,826.667 a second each: 2 s are too few, and so are 45 of 50 GiB."""
+
+    class Report:
+        peak_reserved = 45 * 2**30
+
+    class Said:
+        step_time_s, step_time_interval_s = 2.0, (1.9, 2.5)
+
+    monkeypatch.setattr(Command, "result", lambda _: Said)
+    monkeypatch.setattr(Command, "memory", lambda _: Report)
     path = str(table(tmp_path, f"llama3.1-8B,{GPU},8,fsdp=8,2,16,8192,selective,no,no,6826.667,50,x"))
     assert end_to_end.main(["--table", path]) == 0
     first, second, *sums = capsys.readouterr().out.splitlines()
-    assert "tokens/s, +20.0%" in first
+    assert "predicted 2 s, -16.7%" in first
     assert "peak memory measured 50 GiB, predicted 45 GiB, -10.0%" in second
-    assert ["MAPE 20.00%" in sums[0], "asked 7%" in sums[0], "MAPE 10.00%" in sums[1], "asked 4%" in sums[1]] == 4 * [
+    assert ["MAPE 16.67%" in sums[0], "asked 6%" in sums[0], "MAPE 10.00%" in sums[1], "asked 5%" in sums[1]] == 4 * [
         True
     ]
-    for form, count in (("csv", 3), ("json", None)):
-        assert end_to_end.main(["--table", path, "--format", form]) == 0
-        said = capsys.readouterr().out
-        assert count in (None, len(said.splitlines()))
-        assert "peak memory" in said
-        assert "throughput of a GPU" in said
-
-
-def test_the_constants_are_in_their_bounds_and_say_what_they_are() -> None:
-    known = constants.load()
-    for name in titan_step.CONSTANTS:
-        assert known[name].low <= known[name].value <= known[name].high
-        assert known[name].meaning
-
-
-def test_a_gpu_of_one_s_own_is_found_by_its_name() -> None:
-    made = gpus.register(replace(gpus.find("H100"), name="an H100 with another fan", aliases=()))
-    assert gpus.find("an H100 with another fan") is made
+    assert "100% in their interval" in sums[2]
 
 
 def test_overlapped_tensor_parallelism_asks_for_some(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

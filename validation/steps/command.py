@@ -5,15 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import typer
 
-from triosim.cli import simulate
+from triosim.cli import memory, simulate
 from triosim.cli.main import app
 from triosim.cli.subject import ConfiguredRun, configured
 from triosim.errors import OptionError, TriosimError
+from triosim.memory import MemoryReport
+from triosim.pipeline.rank_memory import memory_of_config
 from triosim.results.result import Result
 from triosim.simulation import simulate_config
 from validation.steps.rows import Format, Prediction, Row
@@ -25,12 +26,13 @@ class OutOfScope(TriosimError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line of ``triosim simulate``, by its arguments."""
+    """A command line of ``triosim simulate``, or ``triosim memory``, by its arguments."""
 
     arguments: tuple[str, ...]
+    verb: Literal["simulate", "memory"] = "simulate"
 
     def __str__(self) -> str:
-        return shlex.join(("triosim", "simulate", *self.arguments))
+        return shlex.join(("triosim", self.verb, *self.arguments))
 
     @classmethod
     def of(cls, model: str, **options: Any) -> Command:
@@ -46,32 +48,43 @@ class Command:
         """Return what the command line asks for. Raises ``TriosimError`` for what it cannot be."""
         group: Any = typer.main.get_command(app)
         try:
-            with group.loaded("simulate").make_context("triosim simulate", list(self.arguments)) as context:
+            with group.loaded(self.verb).make_context(f"triosim {self.verb}", list(self.arguments)) as context:
                 given = dict(context.params)
         except Exception as error:
             usage: Any = error
             if not hasattr(usage, "format_message"):  # click's, which newer versions of typer bring along
                 raise
             raise OptionError(usage.format_message(), where=str(self)) from None
-        return configured("simulate", given.pop("trace"), given, simulate.OPTIONS)
+        own = simulate.OPTIONS if self.verb == "simulate" else memory.OPTIONS
+        return configured(self.verb, given.pop("trace"), given, own)
 
     def result(self) -> Result:
-        """Return what the command predicts. Raises ``TriosimError`` as the command does."""
-        return _result(self.arguments)
+        """Return what ``triosim simulate`` predicts. Raises ``TriosimError`` as the command does."""
+        run = self.run()
+        return simulate_config(run.subject, run.config)
 
-
-@lru_cache(maxsize=4)
-def _result(arguments: tuple[str, ...]) -> Result:
-    run = Command(arguments).run()
-    return simulate_config(run.subject, run.config)
+    def memory(self) -> MemoryReport:
+        """Return what ``triosim memory`` says of the fullest rank. Raises ``TriosimError`` as the command does."""
+        run = self.run()
+        world = memory_of_config(run.subject, run.config)
+        return world.report(world.fullest.rank)
 
 
 class CommandFormat(Format):
-    """A format whose rows are plain commands: a row's ``case`` is its ``Command``, and ``measured`` the seconds of a step."""
+    """A format whose rows are plain commands: a row's ``case`` is its ``Command``.
+
+    What is ``measured`` are the seconds of a step, or GiB that are ``counted`` as the allocator has reserved or handed them
+    out.
+    """
+
+    counted: ClassVar[Literal["reserved", "allocated"]] = "reserved"
 
     def predicted(self, row: Row, constants: Mapping[str, float]) -> Prediction:
-        """Return the seconds of the step, and their interval."""
-        result = self.command(row).result()
+        """Return the seconds of the step and their interval, or the GiB of the fullest rank."""
+        command = self.command(row)
+        if command.verb == "memory":
+            return Prediction(getattr(command.memory(), f"peak_{self.counted}") / 2**30)
+        result = command.result()
         return Prediction(result.step_time_s, *(result.step_time_interval_s or ()))
 
     def command(self, row: Row) -> Command:

@@ -61,10 +61,10 @@ class System:
     preset: str
     rack: int | None = None
 
-    def topology(self, gpus: int) -> str:
-        """Return the topology of so many GPUs."""
+    def topology(self, gpus: int) -> str | None:
+        """Return the topology of so many GPUs; None where the GPU's usual one has them in a node."""
         if self.rack is None:
-            return f"{self.preset}(gpus={gpus})"
+            return f"{self.preset}(gpus={gpus})" if gpus > 8 else None
         return f"{self.preset}(gpus={gpus}, gpus_per_node={min(self.rack, gpus)})"
 
 

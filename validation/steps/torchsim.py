@@ -10,14 +10,14 @@ whose collectives move nothing (``validation.sharded_memory``); it is what the a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 from validation.sharded_memory import CASES
-from validation.steps.rows import FittedFormat, Record, Row
-from validation.steps.titan_step import CHECKPOINTS, CONSTANTS, Nodes, Step, peak_gib, step_memory, step_seconds
+from validation.steps.command import CommandFormat
+from validation.steps.rows import Record, Row
+from validation.steps.titan_command import CHECKPOINTS, Step
 
-_NODES = Nodes(gpus=4, card="200 Gb/s")
+_NODES = "dgx-h100(gpus={}, gpus_per_node=4, inter_node={{bandwidth: 200 Gb/s}})"
 #: The divisions of tables 20 and 21.
 _SHARDS = {"20": (("fsdp", 64),), "21": (("fsdp", 32), ("tp", 4))}
 _FSDP, _BOTH = (("fsdp", 128),), (("fsdp", 32), ("tp", 4))
@@ -34,7 +34,7 @@ _TABLES = [
 ]
 
 
-class TorchSim(FittedFormat):
+class TorchSim(CommandFormat):
     """Rows of tables 17 and 18; a file of such rows says its GPUs' tensor parallelism too."""
 
     name = "torchsim-sharded"
@@ -42,15 +42,10 @@ class TorchSim(FittedFormat):
     sample = 3
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.08}
     published: ClassVar[Mapping[str, str]] = {"step time": "TorchSim 9.3%"}
-    constants = CONSTANTS
 
     def read(self, record: Record) -> Row:
         """One row a record."""
         return _read(record)
-
-    def predict(self, row: Row, constants: Mapping[str, float]) -> float:
-        """Milliseconds."""
-        return 1e3 * step_seconds(row.case, constants)
 
     def built_in(self) -> list[Row]:
         """The rows of the paper."""
@@ -60,7 +55,7 @@ class TorchSim(FittedFormat):
         ]
 
 
-class TorchSimMemory(FittedFormat):
+class TorchSimMemory(CommandFormat):
     """Rows of tables 20 and 21; a file of such rows says its GPUs, and their tensor parallelism, too."""
 
     name = "torchsim-memory"
@@ -68,14 +63,11 @@ class TorchSimMemory(FittedFormat):
     sample = 3
     asked: ClassVar[Mapping[str, float]] = {"peak memory": 0.03}
     published: ClassVar[Mapping[str, str]] = {"peak memory": "TorchSim 1.4%"}
+    counted = "allocated"
 
     def read(self, record: Record) -> Row:
         """One row a record."""
         return _read_memory(record)
-
-    def predict(self, row: Row, constants: Mapping[str, float]) -> float:
-        """GiB of the fullest rank."""
-        return peak_gib(step_memory(row.case), "allocated", row.case.nodes.memory)
 
     def built_in(self) -> list[Row]:
         """The rows of the paper."""
@@ -93,8 +85,7 @@ def _memory_row(
     measured: float,
     theirs: float | None = None,
 ) -> Row:
-    found = _row(axes, batch, length, checkpoints, measured, theirs)
-    return replace(found, unit="GiB", quantity="peak memory")
+    return _step(axes, batch, length, checkpoints).row(measured, "GiB", "peak memory", theirs)
 
 
 def _read_memory(record: Record) -> Row:
@@ -113,8 +104,13 @@ def _row(
     measured: float,
     theirs: float | None = None,
 ) -> Row:
-    step = Step(model="llama3-70b", axes=axes, batch=batch, sequence=length, checkpoints=checkpoints, nodes=_NODES)
-    return Row(step.label, step.size, measured, "ms", step, published=theirs)
+    published = None if theirs is None else 1e-3 * theirs
+    return _step(axes, batch, length, checkpoints).row(1e-3 * measured, "s", published=published)
+
+
+def _step(axes: tuple[tuple[str, int], ...], batch: int, length: int, checkpoints: str) -> Step:
+    sizes = {"axes": axes, "batch": batch, "sequence": length, "checkpoints": checkpoints}
+    return Step(model="llama3-70b", gpu="H100-SXM", topology=_NODES, **sizes)  # type: ignore[arg-type]
 
 
 def _read(record: Record) -> Row:

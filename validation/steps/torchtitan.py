@@ -2,7 +2,8 @@
 
 The boards have 96 GB of HBM2e and draw 500 W at most. Phantora's own errors on such rows are 2 to 15%. A column
 ``memory_gib``, which may be empty, has the most that the allocator reserved (``max_memory_reserved``); a column ``async_tp``
-(yes, no) may say that communication of tensor parallelism is overlapped.
+(yes, no) may say that communication of tensor parallelism is overlapped, as may the column of the parallelism, which names the
+schedule of a pipeline too: ``fsdp=8,tp=8,pp=8 interleaved``.
 """
 
 from __future__ import annotations
@@ -13,22 +14,24 @@ from dataclasses import replace
 from typing import ClassVar
 
 from triosim.models.catalogue import MODELS
-from validation.steps.rows import FittedFormat, Record, Row
-from validation.steps.titan_step import AXES, CHECKPOINTS, CONSTANTS, Nodes, Step, peak_gib, step_memory, step_seconds
+from validation.steps.command import CommandFormat
+from validation.steps.rows import Record, Row
+from validation.steps.titan_command import AXES, CHECKPOINTS, SCHEDULES, Step
 
 _MODEL = re.compile(r"llama3(?:\.1)?-(\d+B)", re.IGNORECASE)
+#: What a row says of its boards, as a board of the catalogue is changed by it, and of its nodes.
 _BOARD = {
-    "bandwidth": re.compile(r"([\d.]+) ?TB/s"),
-    "memory": re.compile(r"(\d+) ?GB\b(?!/s)"),
-    "watts": re.compile(r"(\d+) ?W\b"),
-    "gpus": re.compile(r"(\d+) per NVLink node"),
-    "card": re.compile(r"(\d+ Gb/s)"),
+    "power": re.compile(r"(\d+ ?W)\b"),
+    "bandwidth": re.compile(r"([\d.]+ ?TB/s)"),
+    "capacity": re.compile(r"(\d+ ?GB)\b(?!/s)"),
 }
+_PER_NODE, _CARD = re.compile(r"(\d+) per NVLink node"), re.compile(r"(\d+ Gb/s)")
+_SCHEDULE = re.compile(r"interleaved|1f1b|zero[- ]?bubble|gpipe", re.IGNORECASE)
+_ASYNC = re.compile(r"async(?:hronous|[- ]?tp)?\b(?: tp)?", re.IGNORECASE)
 _YES_OR_NO = ("no", "yes")
-_SPEED, _MEMORY = "throughput of a GPU", "peak memory"
 
 
-class TorchTitan(FittedFormat):
+class TorchTitan(CommandFormat):
     """Rows of FSDP, and of FSDP with tensor, context and pipeline parallelism."""
 
     name = "torchtitan"
@@ -37,47 +40,44 @@ class TorchTitan(FittedFormat):
         *("activation_checkpointing", "compile", "float8", "tokens_per_second_per_gpu"),
     )
     tables = ("end_to_end/torchtitan_llama3_h100.csv",)
-    asked: ClassVar[Mapping[str, float]] = {_SPEED: 0.07, _MEMORY: 0.04}
-    published: ClassVar[Mapping[str, str]] = {_SPEED: "Phantora 2 to 15%"}
-    constants = CONSTANTS
+    asked: ClassVar[Mapping[str, float]] = {"step time": 0.06, "peak memory": 0.05}
+    published: ClassVar[Mapping[str, str]] = {"step time": "Phantora 2 to 15%"}
 
     def read(self, record: Record) -> Row:
         """One row a record."""
-        return _row(record)
+        step = _step(record)
+        said, replicas = record.whole("gpus"), dict(step.axes).get("dp", 1) * dict(step.axes).get("fsdp", 1)
+        record.check(said == step.gpus, f"{said} GPUs", f"'{record.text('parallelism')}' makes {step.gpus}")
+        samples = record.whole("global_batch")
+        fix = f"{replicas} replicas of {step.batch} make {replicas * step.batch}"
+        record.check(samples == replicas * step.batch, f"global batch {samples}", fix)
+        seconds = samples * step.sequence / said / record.number("tokens_per_second_per_gpu")
+        if not record.has("memory_gib"):
+            return step.row(seconds, "s")
+        memory = step.row(record.number("memory_gib"), "GiB", "peak memory")
+        return replace(step.row(seconds, "s"), also=(memory,))
 
-    def predict(self, row: Row, constants: Mapping[str, float]) -> float:
-        """Tokens a second of each GPU, or GiB of the fullest."""
-        step, tokens = row.case
-        if row.quantity == _MEMORY:
-            return peak_gib(step_memory(step), "reserved", step.nodes.memory)
-        return float(tokens / step.gpus / step_seconds(step, constants))
 
-
-def _row(record: Record) -> Row:
-    axes = _axes(record)
-    step = Step(
+def _step(record: Record) -> Step:
+    text = record.text("parallelism")
+    overlapped = bool(_ASYNC.search(text)) or (
+        record.has("async_tp") and record.one_of("async_tp", _YES_OR_NO) == "yes"
+    )
+    schedule = _SCHEDULE.search(text)
+    sizes = _axes(record, _ASYNC.sub("", _SCHEDULE.sub("", text)))
+    record.check("tp" in sizes or not overlapped, "'async_tp' is 'yes'", f"'{text}' has no tp")
+    return Step(
         model=_model(record),
-        axes=tuple(axes.items()),
+        axes=tuple(sizes.items()),
         batch=record.whole("local_batch"),
         sequence=record.whole("sequence_length"),
         checkpoints=record.one_of("activation_checkpointing", CHECKPOINTS),
-        nodes=_nodes(record.text("gpu"), record),
+        **_board(record.text("gpu"), record),
+        schedule=re.sub("zero.?bubble", "zero-bubble", schedule[0].lower()) if schedule else SCHEDULES[0],
         compiled=record.one_of("compile", _YES_OR_NO) == "yes",
         eight=record.one_of("float8", _YES_OR_NO) == "yes",
-        overlapped="async_tp" in record.values and record.one_of("async_tp", _YES_OR_NO) == "yes",
+        overlapped=overlapped,
     )
-    alone = step.overlapped and "tp" not in axes
-    record.check(not alone, "'async_tp' is 'yes'", f"'{record.text('parallelism')}' has no tp")
-    said, replicas = record.whole("gpus"), axes.get("dp", 1) * axes.get("fsdp", 1)
-    record.check(said == step.gpus, f"{said} GPUs", f"'{record.text('parallelism')}' makes {step.gpus}")
-    samples = record.whole("global_batch")
-    fix = f"{replicas} replicas of {step.batch} make {replicas * step.batch}"
-    record.check(samples == replicas * step.batch, f"global batch {samples}", fix)
-    case = step, samples * step.sequence
-    speed = Row(step.label, step.size, record.number("tokens_per_second_per_gpu"), "tokens/s", case, quantity=_SPEED)
-    if not record.values.get("memory_gib", "").strip():
-        return speed
-    return replace(speed, also=(replace(speed, measured=record.number("memory_gib"), unit="GiB", quantity=_MEMORY),))
 
 
 def _model(record: Record) -> str:
@@ -89,29 +89,26 @@ def _model(record: Record) -> str:
     return name
 
 
-def _axes(record: Record) -> dict[str, int]:
+def _axes(record: Record, text: str) -> dict[str, int]:
     """Return sizes by name, of ``fsdp=64, tp=8``."""
-    text = record.text("parallelism")
     found: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = part.strip().partition("=")
+    for part in text.replace(",", " ").split():
+        name, _, size = part.partition("=")
         good = name in AXES and name not in found and size.isdigit() and int(size) > 0
-        record.check(good, f"'parallelism' is '{text}'", f"write fsdp=8, tp=2 of {', '.join(AXES)}")
+        fix = f"write fsdp=8, tp=2 of {', '.join(AXES)}"
+        record.check(good, f"'parallelism' is '{record.text('parallelism')}'", fix)
         found[name] = int(size)
     return found
 
 
-def _nodes(text: str, record: Record) -> Nodes:
-    found = {name: match[1] for name, pattern in _BOARD.items() if (match := pattern.search(text))}
+def _board(text: str, record: Record) -> dict[str, str]:
+    """Return the GPU and the topology of a text that says how its boards differ from the usual one."""
     record.check(text.startswith("H100"), f"'gpu' is '{text}'", "the rows of H100s can be predicted")
-    usual = Nodes()
-    return Nodes(
-        bandwidth=float(found["bandwidth"]) * 1e12 if "bandwidth" in found else usual.bandwidth,
-        memory=float(found["memory"]) * 1e9 if "memory" in found else usual.memory,
-        watts=float(found.get("watts", usual.watts)),
-        gpus=int(found.get("gpus", usual.gpus)),
-        card=found.get("card", usual.card),
-    )
+    own = ", ".join(f"{name}={match[1]}" for name, pattern in _BOARD.items() if (match := pattern.search(text)))
+    node, card = _PER_NODE.search(text), _CARD.search(text)
+    keys = ["gpus={}", *([f"gpus_per_node={node[1]}"] if node and node[1] != "8" else [])]
+    keys += [f"inter_node={{{{bandwidth: {card[1]}}}}}"] if card and card[1] != "400 Gb/s" else []
+    return {"gpu": f"H100-SXM({own})" if own else "H100-SXM", "topology": f"dgx-h100({', '.join(keys)})"}
 
 
 FORMATS = (TorchTitan(),)
