@@ -12,13 +12,14 @@ import csv
 import gzip
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 
 from triosim import output_files as output
 from triosim.networks.calibration import stored
-from triosim.networks.calibration.fit import fitting, judging, measured
+from triosim.networks.calibration.fit import fitting, judging, measured, system_evaluation
 from triosim.networks.calibration.fit.fitting import MeasuredCollective as Measured
 from triosim.networks.calibration.fit.joint import JointFit, MachineRows
 from triosim.networks.calibration.fit.judging import ErrorSummary
@@ -133,6 +134,12 @@ class UnseenMachine:
     nearest: str
     errors: ErrorSummary
 
+    @property
+    def percent(self) -> tuple[float, float]:
+        """The mean errors from 1 MiB and below; nan where there are no rows."""
+        large, small = (math.nan if one is None else one.mape_percent for one in (self.errors.large, self.errors.small))
+        return large, small
+
 
 def unseen(machines: dict[str, MachineRows], *, generations: bool = False) -> Iterator[UnseenMachine]:
     """Leave each machine out, or its whole generation, and predict it from the nearest one of those that are left."""
@@ -151,6 +158,18 @@ def cube_mesh() -> UnseenMachine:
     """Judge DGX-1's hybrid cube mesh of V100s, of which nothing was fitted."""
     rows, topology = linked("v100"), Topology.load("dgx-1-v100")
     return UnseenMachine("dgx-1-v100", stand_in(topology), judging.judged(rows, judging.predict(topology, rows)))
+
+
+def elsewhere() -> list[UnseenMachine]:
+    """Judge the measured machines on rows of other clusters that have their GPUs, inside a node."""
+    found = system_evaluation.evaluate(str(data("collectives/multi_node.csv.gz"))).groups
+    healthy = [one for one in found if one.group.nodes == 1 and one.group.healthy == "yes"]
+    presets = {machine.preset for machine in MACHINES}
+    return [
+        UnseenMachine(one.topologies[0], one.group.name, one.errors)
+        for one in healthy
+        if one.topologies and one.topologies[0] in presets
+    ]
 
 
 def _seconds(calibration: Calibration, rows: Sequence[Measured]) -> list[float]:
@@ -227,14 +246,31 @@ def main() -> None:
     for gpu in ("a100", "v100"):
         print(gpu, {gpus: round(percent, 2) for gpus, percent in other_groups(gpu).percent.items()})
     machines = fitted_rows()
-    for left_out, found in (
-        ("machine", unseen(machines)),
-        ("generation", unseen(machines, generations=True)),
-        ("never fitted", [cube_mesh()]),
-    ):
-        for one in found:
-            large, small = (e.mape_percent if e else math.nan for e in (one.errors.large, one.errors.small))
-            print(f"{left_out:14} {one.preset:12} from {one.nearest:12} {large:5.1f} % from 1 MiB {small:5.1f} % below")
+    _print("machine left out", unseen(machines))
+    generations = _print("generation left out", unseen(machines, generations=True))
+    folds = [
+        abs(math.log(Machine(one.preset, "", "").node.bandwidth / Machine(one.nearest, "", "").node.bandwidth))
+        for one in generations
+    ]
+    _print_mean("for each e-fold of bandwidth", generations[:-1], folds[:-1])  # without the L40S, on other links
+    _print("never fitted", [cube_mesh()])
+    others = _print("elsewhere", elsewhere())
+    _print_mean("elsewhere, mean", others, [1.0] * len(others))
+
+
+def _print(what: str, found: Iterable[UnseenMachine]) -> list[UnseenMachine]:
+    shown = []
+    for one in found:
+        large, small = one.percent
+        print(f"{what:20} {one.preset:12} from {one.nearest:40} {large:5.1f} % from 1 MiB {small:5.1f} % below")
+        shown.append(one)
+    return shown
+
+
+def _print_mean(what: str, found: Sequence[UnseenMachine], folds: Sequence[float]) -> None:
+    sides = zip(*([error / fold for error in one.percent] for one, fold in zip(found, folds, strict=True)), strict=True)
+    large, small = (mean(error for error in side if not math.isnan(error)) for side in sides)
+    print(f"{what:78} {large:5.1f} % from 1 MiB {small:5.1f} % below")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 from triosim.errors import OptionError
 from triosim.networks.calibration.curves import Algorithm, TimeParts
+from triosim.networks.calibration.doubt import relative_error
 from triosim.networks.calibration.internode import card_share
 from triosim.networks.calibration.lookup import calibration_of, measured_on
 from triosim.networks.calibration.model import Calibration
+from triosim.networks.calibration.stored import KINDS
 from triosim.networks.collectives.algorithm import (
     CollectiveAlgorithm,
     CollectiveOperation,
@@ -69,6 +71,7 @@ class CalibratedCollectives:
         self.calibration = calibration
         self._ring, self._direct, self._by_card = Ring(), Direct(), Hierarchical()
         self._groups: dict[Ranks, _Group] = {}
+        self._spread: dict[int, set[int]] = {}  # over how many nodes groups of some number of ranks were spread
         self._times: dict[tuple[CollectiveKind, int, float, int], TimeParts | None] = {}
         self._kept = 0  # edges of all groups
 
@@ -92,6 +95,16 @@ class CalibratedCollectives:
         edges, idle = self._unit(group, CollectiveOperation(kind, ranks, nbytes, root), parts.algorithm)
         return parts.latency + parts.moving * (busiest(edges, self.topology) / idle if idle else 1.0)
 
+    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
+        """Return how far off a transfer that was run is expected to be (0.1 is 10%); 0 for what is not calibrated, as sends.
+
+        Of groups of one size, that which is spread over most nodes counts.
+        """
+        nodes = max(self._spread.get(gpus, ()), default=0)
+        if kind not in KINDS or not nodes:
+            return 0.0
+        return relative_error(self.calibration, kind, gpus, nbytes, nodes) or 0.0
+
     def plan(self, operation: CollectiveOperation) -> CalibratedCollective | None:
         """Return how a collective runs, or None if uncalibrated; unequal shares are stretched as equal ones would be."""
         group, nbytes = self._group(operation.ranks), operation.nbytes
@@ -109,6 +122,7 @@ class CalibratedCollectives:
         found = self._groups.get(ranks)
         if found is None:
             found = self._groups[ranks] = _Group(len({rank // self.calibration.gpus_per_node for rank in ranks}))
+            self._spread.setdefault(len(ranks), set()).add(found.nodes)
         return found
 
     def _parts(self, kind: CollectiveKind, gpus: int, nbytes: float, nodes: int) -> TimeParts | None:

@@ -78,10 +78,13 @@ class NodeScale:
 
         Of the time of the bytes, the bandwidth changes what they need ``on_wire``; the rest is the protocols'.
         """
-        speed = self.speed * (self.shares[gpus - 2] if 2 <= gpus < len(self.shares) + 2 else 1.0)
         hops = (2 if kind == "all_reduce" else 1) * math.ceil(math.log2(gpus))
-        moving = parts.moving + min(on_wire, parts.moving) * (1.0 / speed - 1.0)
+        moving = parts.moving + min(on_wire, parts.moving) * (1.0 / self.speed_of(gpus) - 1.0)
         return TimeParts(max(parts.latency + self.delay * hops, parts.latency / 2), moving)
+
+    def speed_of(self, gpus: int) -> float:
+        """Return the bandwidth of a GPU to the others of a group by that within the measured node."""
+        return self.speed * (self.shares[gpus - 2] if 2 <= gpus < len(self.shares) + 2 else 1.0)
 
 
 @dataclass(frozen=True)

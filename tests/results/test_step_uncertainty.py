@@ -6,14 +6,16 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from test_result import published_schema, violations
 
 import triosim
+from triosim.networks.calibration.calibrated_times import CalibratedNetwork
 from triosim.results.result import Result
-from triosim.results.uncertainty import WIDTH, interval, predictions
-from triosim.results.values import RankTimes
+from triosim.results.uncertainty import WIDTH, communication_error, interval, predictions
+from triosim.results.values import CollectiveTimes, ExposedShare, RankTimes
 from triosim.trace import Operator, Trace
 
 
@@ -47,11 +49,52 @@ def test_nine_of_ten_normal_errors_are_inside() -> None:
     assert math.erf(WIDTH / math.sqrt(math.pi / 2) / math.sqrt(2)) == pytest.approx(0.9, abs=1e-3)
 
 
-def test_what_is_measured_and_what_is_on_the_wire_is_certain() -> None:
+def test_what_is_measured_is_certain() -> None:
     half = [operator(1, "mm", 1.0, "m", 0.2), operator(2, "mm", 1.0)]
     assert half_width(half, 2.0) == pytest.approx(WIDTH * 0.1)
     assert half_width(half, 4.0, exposed=2.0) == pytest.approx(WIDTH * 0.1 / 2)
     assert interval(2.0, [([0], [([operator(1, "mm", 2.0)], 1)])], rank(2.0), 0.0) is None
+
+
+class Doubtful(CalibratedNetwork):
+    """A network whose all-reduces are 20% off, and nothing else."""
+
+    class _Collectives:
+        def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
+            return 0.2 if kind == "all_reduce" else 0.0
+
+    calibrated = cast(Any, _Collectives())
+
+
+def test_exposed_communication_is_as_far_off_as_the_transfers_of_its_axis() -> None:
+    """Of dp's 4 s three are all-reduces: 15%, of the 2 s in which something moves; sends of pp are certain."""
+    rows = [
+        CollectiveTimes("all_reduce", 8, 1e6, 3, 3.0, "dp"),
+        CollectiveTimes("all_gather", 8, 1e6, 1, 1.0, "dp"),
+        CollectiveTimes("send", 2, 1e6, 1, 5.0, "pp"),
+    ]
+    exposed = [ExposedShare("dp", "a", 1.5, 0.5), ExposedShare("dp", "b", 1.0, 0.0), ExposedShare("pp", "", 5.0, 0.0)]
+    assert communication_error(rows, exposed, cast(Any, Doubtful())) == pytest.approx(2.0 * 0.15)
+
+
+def test_the_network_errs_independently_of_operators() -> None:
+    """10% of the 2 s that compute, and 0.15 s of those that communicate, of a step of 4 s."""
+    one = [([0], [((operator(1, "mm", 2.0, "m", 0.1),), 1)])]
+    found = interval(4.0, one, rank(2.0, 2.0), 0.0, communication_error=0.15)
+    assert found is not None
+    assert found[1] / 4.0 - 1.0 == pytest.approx(WIDTH * math.hypot(0.2, 0.15) / 4.0)
+
+
+def test_a_machine_that_nobody_measured_makes_the_step_less_sure(trace: Trace) -> None:
+    """The same step, computed and sent as fast; for the other system another machine's collectives are scaled."""
+    steps = [
+        triosim.simulate(trace, "ddp", gpus=8, topology=name, batch_size=512)
+        for name in ("switch(8, bandwidth=450 GB/s)", "dgx-h100", "dgx-h100(bandwidth=100 GB/s)")
+    ]
+    off = [communication_error(one.data.collectives, one.data.exposed_communication, one.network) for one in steps]
+    exposed = [sum(share.exposed_s - share.waiting_s for share in one.data.exposed_communication) for one in steps]
+    none, measured, other = (error / seconds for error, seconds in zip(off, exposed, strict=True))
+    assert none == 0.0 < measured < other
 
 
 def test_a_model_that_cannot_say_its_error_is_taken_to_err_by_30_percent() -> None:

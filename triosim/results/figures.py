@@ -24,7 +24,7 @@ from triosim.results.finished_run import FinishedRun, MetricOptions, RankClass, 
 from triosim.results.link_loads import busiest_slot, loads
 from triosim.results.memory_rows import rows as memory_rows
 from triosim.results.metrics import StepTimes, axis_traffic, doubts, metrics
-from triosim.results.uncertainty import interval, predictions
+from triosim.results.uncertainty import communication_error, interval, predictions
 from triosim.results.values import (
     CollectiveTimes,
     LayerShare,
@@ -59,6 +59,7 @@ def figures(
     ranks, launch_wait = _all_ranks(recording, steps)
     exposed = tuple(exposed_shares(recording.ranks, steps))
     collectives = tuple(_collectives(recording, steps))
+    doubt = communication_error(collectives, exposed, network)
     found = metrics(run, StepTimes(step, steps, ranks, classes, exposed), options or MetricOptions())
     run_notes = _notes(recording, trace, launch_wait / step)
     return ResultData(
@@ -73,7 +74,7 @@ def figures(
         links=tuple(_links(network, recording.end, steps)),
         notes=tuple(dict.fromkeys((*notes, *run.step.notes, *run_notes, *doubts(found)))),
         inputs=inputs,
-        step_time_interval_s=interval(step, classes, {rank.rank: rank for rank in ranks}, launch_wait),
+        step_time_interval_s=interval(step, classes, {rank.rank: rank for rank in ranks}, launch_wait, doubt),
         predictions=tuple(predictions(classes, steps)),
         launch_wait_s=launch_wait,
         network_figures=dict(network.figures()) or None if isinstance(network, FigureReporter) else None,

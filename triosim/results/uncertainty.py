@@ -1,9 +1,9 @@
-"""The uncertainty of a step time from predicted operator times, and the models that predicted them.
+"""The uncertainty of a step time from predicted operator and communication times, and the models that predicted them.
 
 Errors of one model for one kind of operator (name and phase) are taken as fully correlated, so they add up; others as
 independent, so they add in squares. An operator's ``relative_error`` is its expected mean absolute error; 90% of normal errors
 are within ``WIDTH`` times that. A rank's error changes the step in proportion to its time without bytes on the network and
-waiting for launches.
+waiting for launches; that of a network by the part of communication that no computation hides. The two are independent.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from triosim.networks.base import Network
+from triosim.networks.calibration.calibrated_times import CalibratedNetwork
 from triosim.operators.features import base_name
 from triosim.results.finished_run import RankClass
-from triosim.results.values import Prediction, RankTimes
+from triosim.results.values import CollectiveTimes, ExposedShare, Prediction, RankTimes
 from triosim.trace import Operator
 
 #: The error of an operator whose model cannot say it.
@@ -49,9 +51,16 @@ def predictions(classes: Sequence[RankClass], steps: int) -> Iterable[Prediction
 
 
 def interval(
-    step: float, classes: Sequence[RankClass], ranks: Mapping[int, RankTimes], launch_wait: float
+    step: float,
+    classes: Sequence[RankClass],
+    ranks: Mapping[int, RankTimes],
+    launch_wait: float,
+    communication_error: float = 0.0,
 ) -> tuple[float, float] | None:
-    """Return the 90% interval of a step's time; None where nothing was predicted."""
+    """Return the 90% interval of a step's time; None where no operator was predicted.
+
+    ``communication_error`` is how many seconds of exposed communication are expected to be off.
+    """
     widest = None
     for members, tasks in classes:
         deviations: dict[tuple[str, str, str], float] = {}
@@ -68,8 +77,28 @@ def interval(
         rank = ranks[members[0]]
         on_wire = max(0.0, rank.exposed_communication_s - rank.waiting_s)
         share = max(0.0, step - on_wire - launch_wait) / step
-        widest = max(widest or 0.0, WIDTH * relative * share)
+        widest = max(widest or 0.0, WIDTH * math.hypot(relative * share, communication_error / step))
     return None if widest is None else (step / (1.0 + widest), step * (1.0 + widest))
+
+
+def communication_error(
+    collectives: Sequence[CollectiveTimes], exposed: Sequence[ExposedShare], network: Network
+) -> float:
+    """Return how many seconds of a step's exposed communication are expected to be off, the mean over the ranks.
+
+    An axis has the error of its transfers, by their times; all collectives of a network err together. Transfers whose error the
+    network does not state count as right: sends, and links that are taken as they are.
+    """
+    calibrated = network.calibrated if isinstance(network, CalibratedNetwork) else None
+    if calibrated is None:
+        return 0.0
+    sums: dict[str, list[float]] = {}  # by axis: seconds, seconds times error
+    for row in collectives:
+        seconds = sums.setdefault(row.axis, [0.0, 0.0])
+        seconds[0] += row.total_s
+        seconds[1] += row.total_s * calibrated.relative_error(row.kind, row.group_size, row.bytes)
+    errors = {axis: off / total for axis, (total, off) in sums.items() if total}
+    return math.fsum((share.exposed_s - share.waiting_s) * errors.get(share.axis, 0.0) for share in exposed)
 
 
 def _error(operator: Operator) -> float:

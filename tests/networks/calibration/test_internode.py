@@ -12,7 +12,7 @@ from triosim.networks.calibration.internode import InterNodeModel, NetworkKind, 
 #: 10 us a hop, 50 GB/s a card, 20 us a chunk; simple has hops twice as long, low latency a quarter of the bandwidth.
 MODEL = InterNodeModel(
     NetworkKind(hop=10e-6, efficiency=1.0, lone_efficiency=1.0),
-    ProtocolConstants(launch=6e-6, simple_hops=2.0, low_latency_share=0.25, chunk=1e6, ring_hop=1.0, peer=0.0),
+    ProtocolConstants(6e-6, 2.0, 0.25, chunk=1e6, ring_hop=1.0, peer=0.0, latency_error=0.3, moving_error=0.15),
     bandwidth=50e9,
 )
 INSIDE = TimeParts(10e-6, 0.0)  # what a node of 8 takes alone

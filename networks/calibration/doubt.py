@@ -1,0 +1,54 @@
+"""How far off a calibrated collective is expected to be: the errors of what was left out of the fits.
+
+Errors are mean absolute ones, of the time of the bytes and of the latency: small collectives follow software more than links.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from triosim.networks.calibration import internode
+from triosim.networks.calibration.curves import TimeParts
+from triosim.networks.calibration.model import Calibration
+
+
+@dataclass(frozen=True, slots=True)
+class PartErrors:
+    """The relative errors of the two parts of a time."""
+
+    latency: float
+    moving: float
+
+    def of(self, parts: TimeParts) -> float:
+        """Return the relative error of the whole, whose parts err together."""
+        if not parts.total:
+            return 0.0
+        return (self.latency * parts.latency + self.moving * parts.moving) / parts.total
+
+
+#: Of curves that were fitted to this very cluster: sizes that were left out.
+OWN = PartErrors(0.06, 0.04)
+#: Of a measured machine elsewhere: other clusters with its GPUs, and other versions of NCCL (``validation.collectives``).
+ELSEWHERE = PartErrors(0.48, 0.11)
+#: Of another machine, for each e-fold of bandwidth between the two: generations that were left out (so, too).
+PER_E_FOLD = PartErrors(0.60, 0.26)
+
+
+def relative_error(calibration: Calibration, kind: str, gpus: int, nbytes: float, nodes: int) -> float | None:
+    """Return the expected relative error of a collective of so many GPUs over some nodes; None where it is not calibrated."""
+    parts = calibration.parts(kind, gpus, nbytes, nodes)
+    if parts is None:
+        return None
+    if parts.algorithm is not None:  # priced by the model between nodes
+        return between_nodes().of(parts)
+    if nodes > 1 or calibration.node is None:
+        return OWN.of(parts)
+    folds = abs(math.log(calibration.scale.speed_of(gpus)))
+    return math.hypot(ELSEWHERE.of(parts), folds * PER_E_FOLD.of(parts))
+
+
+def between_nodes() -> PartErrors:
+    """Return the errors between nodes: those of clusters that were left out of the fit."""
+    _, shared = internode.constants()
+    return PartErrors(shared.latency_error, shared.moving_error)

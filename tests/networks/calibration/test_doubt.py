@@ -1,0 +1,51 @@
+"""How far off collectives are expected to be: on the machine that was measured, on another, and between nodes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from triosim import Topology
+from triosim.networks.calibration.curves import TimeParts
+from triosim.networks.calibration.doubt import ELSEWHERE, PER_E_FOLD, PartErrors, relative_error
+from triosim.networks.calibration.lookup import calibration_of
+
+
+def doubt(name: str, gpus: int, nbytes: float, nodes: int = 1) -> float:
+    calibration = calibration_of(Topology.load(name))
+    assert calibration is not None
+    found = relative_error(calibration, "all_gather", gpus, nbytes, nodes)
+    assert found is not None
+    return found
+
+
+def test_the_parts_of_a_time_err_together() -> None:
+    assert PartErrors(0.4, 0.1).of(TimeParts(1.0, 3.0)) == pytest.approx((0.4 * 1 + 0.1 * 3) / 4)
+
+
+def test_small_collectives_are_less_sure_than_large_ones() -> None:
+    assert doubt("dgx-h100", 8, 2.0**32) == pytest.approx(ELSEWHERE.moving, rel=0.01)
+    assert doubt("dgx-h100", 8, 512.0) == pytest.approx(ELSEWHERE.latency, rel=0.01)
+
+
+def test_a_machine_that_nobody_measured_is_less_sure_the_further_it_is() -> None:
+    """Twice the bandwidth is ln 2 e-folds away; the two errors are independent."""
+    double = doubt("dgx-h100(bandwidth=900 GB/s)", 8, 2.0**34)
+    assert double == pytest.approx(math.hypot(ELSEWHERE.moving, math.log(2) * PER_E_FOLD.moving), rel=0.01)
+    assert doubt("dgx-h100", 8, 2.0**34) < doubt("mi300x", 8, 2.0**34) < doubt("mi300x", 2, 2.0**34)
+
+
+def test_between_nodes_it_is_what_clusters_left_out_were_off() -> None:
+    large, small = (doubt("dgx-h100(nodes=4)", 32, nbytes, nodes=4) for nbytes in (2.0**34, 512.0))
+    assert 0.10 < large < 0.20 < small < 0.40
+
+
+def test_a_cluster_of_ones_own_is_as_sure_as_its_fit() -> None:
+    shipped = calibration_of(Topology.load("dgx-h100"))
+    assert shipped is not None
+    own = relative_error(replace(shipped, node=None), "all_gather", 8, 512.0, 1)
+    assert own is not None
+    assert own < 0.1 < doubt("dgx-h100", 8, 512.0)
+    assert relative_error(replace(shipped, kinds={}), "all_gather", 8, 512.0, 1) is None
