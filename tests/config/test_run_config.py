@@ -43,7 +43,7 @@ def test_a_part_sees_its_options_by_name_checked() -> None:
         _ = config.load  # which is of ep
     with pytest.raises(OptionError, match="--option prefetch: 'x' is not a whole number"):
         RunConfig.of(options={"prefetch": "x"}).of_part(FullyShardedDataParallel)
-    with pytest.raises(OptionError, match="--option stages: 'x' is not known; known: balanced, equal, whole"):
+    with pytest.raises(OptionError, match="--option stages: 'x' is not known; known: auto, balanced, equal, whole"):
         RunConfig.of(options={"stages": "x"}).of_part(PipelineParallel)
 
 
