@@ -1,7 +1,7 @@
 """Software stacks: what a framework's training step is made of, where the user says no more than the framework's name.
 
 ``triosim/config/stacks.json`` has an entry for each: its kernels, attention, optimizer and products are the defaults of the
-options that are called so, and what launching kernels costs the host that of ``host_overhead`` and ``run_ahead``.
+options that are called so, and what launching kernels costs the host that of ``host_overhead``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class Stack:
         largest number; "fp8-delayed" scales by those of earlier steps.
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
     call_seconds: the same of a communication.
-    run_ahead: how many operators the host gets ahead of its GPU; None: as many as CUDA's launch queue holds.
     source: what the host's costs rest on.
     """
 
@@ -44,7 +43,6 @@ class Stack:
     products: ProductKind
     launch_seconds: float
     call_seconds: float
-    run_ahead: int | None = None
     source: str
 
     def summary(self) -> str:
