@@ -159,3 +159,41 @@ def test_long_samples_of_nemo_are_of_llama_2_7b(tmp_path: Path) -> None:
     found = row(tmp_path, header, "c,DGX-H100,Long,FP8,,256,16,1,,4,1,8.0,1.0,1214,,,256.0")
     assert found.measured == pytest.approx(16 * 262144 / 256 / 1214)
     assert found.case.arguments[0] == "llama2-7b(sequence=262144)"
+
+
+PUBLISHED = (
+    "model,gpu,gpus,network,parallelism,activation_checkpointing,micro_batch,seq_len,precision,tokens_per_s_per_gpu,"
+    "step_time_s,software,batch_per_dp,samples_per_s,tflops_per_gpu,global_batch"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds", "said"),
+    [
+        (
+            "Llama2-7b,H100-SXM5-80GB,96,800 Gb/s a node,HSDP,none,2,4096,bf16,9600,0.8533,PyTorch 2.2-2.4 nightly (2024),,,,",
+            0.8533,
+            {"dp=12,fsdp=8", "dgx-h100(gpus=96, inter_node={bandwidth: 100 Gb/s, network: roce})", "compiled"},
+        ),
+        (  # 64 samples of 6 x 12 layers ... are counted as 72 l h^2 (1 + s / 6h) FLOPs a token and, computed again, 4/3 of it
+            '"GPT 175B (2 layers, hidden 128, heads 2)",A100-SXM4-80GB,8,,ZeRO-3 only,,8,96,fp16,,,DeepSpeed 2022-07,,,1,',
+            72 * 2 * 128**2 * (1 + 96 / 6 / 128) * 4 / 3 * 64 * 96 / 8e12,
+            {"fsdp=8", "full", "deepspeed", "gpt3-175b(layers=2, hidden=128, heads=2)"},
+        ),
+        (  # 48 samples at 3.27 a second
+            "Llama-like 70B,H200,16,,zero2,,,4096,,,,Colossal-AI 2025,48,3.27,469,",
+            48 / 3.27,
+            {"zero2=16", "checkpoint", "3", "dgx-h200(gpus=16)"},
+        ),
+    ],
+)
+def test_single_rows_of_projects_are_commands(tmp_path: Path, line: str, seconds: float, said: set[str]) -> None:
+    found = row(tmp_path, PUBLISHED, line)
+    assert found.measured == pytest.approx(seconds)
+    assert said <= set(found.case.arguments)
+
+
+def test_more_gpus_share_a_long_sample_where_samples_are_fewer_than_replicas(tmp_path: Path) -> None:
+    """512 GPUs by tp=4 and cp=8 leave 16 replicas for 8 samples."""
+    line = "LLAMA3-8B,B200 (DGX B200),512,,TP4 PP1 DP4 CP8,,,524288,FP8,,,NeMo 25.04.rc2,,,607,8"
+    assert "fsdp=8,cp=16,tp=4" in row(tmp_path, PUBLISHED, line).case.arguments
