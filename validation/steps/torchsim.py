@@ -1,8 +1,11 @@
 """Steps of Llama 3 70B on 128 H100s: TorchSim's tables 17 (FSDP) and 18 (FSDP and tensor parallelism), trained by torchtitan.
 
-Nodes have four GPUs. Their network is not described; TorchSim's own log of these runs (``llama_70b_fsdp_128_runtime.txt``
-of github.com/sanketpurandare/torchtitan, October 2024) takes an all-gather of 2.1 GB over the 128 ranks for 22.5 ms, by a
-model of their measurements: 93 GB/s a node, as of four cards of 200 Gb/s. Boards are taken to draw 700 W. TorchSim's own
+The logs of these runs (github.com/sanketpurandare/torchtitan, October 2024) lie on Harvard's research cluster, whose nodes have
+four H100s and whose network between them is "2:1 oversubscribed" (handbook of the Kempner Institute, *Overview of Cluster*).
+Cards of 400 Gb/s, one a GPU, are assumed: the switches leave each 25 GB/s, and unlike a card of that speed they carry all of
+it, so that the card is written as one that reaches 25 GB/s (92.4% of 27.05). The same logs take an all-gather of 2.1 GB for
+22.5 ms, 23.3 GB/s a card, by a model of the authors' measurements, and reduce in float32 (816 MiB for a layer of which four
+ranks hold a quarter each). Boards are taken to draw 700 W. TorchSim's own
 figures are 9 to 10% too low. Tables 20 and 21 have the peak memory of Llama 3 70B, of which the second was measured on one GPU
 whose collectives move nothing (``validation.sharded_memory``); it is what the allocator has handed out.
 """
@@ -17,7 +20,7 @@ from validation.steps.command import CommandFormat
 from validation.steps.rows import Record, Row
 from validation.steps.titan_command import CHECKPOINTS, Step
 
-_NODES = "dgx-h100(gpus={}, gpus_per_node=4, inter_node={{bandwidth: 200 Gb/s}})"
+_NODES = "dgx-h100(gpus={}, gpus_per_node=4, inter_node={{bandwidth: 27.05 GB/s}})"
 #: The divisions of tables 20 and 21.
 _SHARDS = {"20": (("fsdp", 64),), "21": (("fsdp", 32), ("tp", 4))}
 _FSDP, _BOTH = (("fsdp", 128),), (("fsdp", 32), ("tp", 4))
