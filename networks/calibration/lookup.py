@@ -9,7 +9,7 @@ from dataclasses import replace
 from triosim.errors import TopologyError, nearest
 from triosim.networks.calibration import internode, stored
 from triosim.networks.calibration.internode import InterNodeModel
-from triosim.networks.calibration.model import Calibration, MeasuredNode, NodeLink, NodeScale
+from triosim.networks.calibration.model import Calibration, FasterMachine, MeasuredNode, NodeLink, NodeScale
 from triosim.networks.topology import Section, Topology
 from triosim.networks.topology.node_bandwidth import node_bandwidth
 from triosim.networks.topology.presets import PRESETS
@@ -30,10 +30,13 @@ def calibration_of(topology: Topology) -> Calibration | None:
         said = section.parsed(_parsed)
         if said is None or outline is None:
             return said
-        return completed(said, outline) if isinstance(section.said, str) else _with_cards(said, outline)
+        if isinstance(section.said, str):
+            return completed(said, outline)
+        _check_node(said, outline, section)
+        return _with_cards(said, outline)
     if outline is None or not is_node_system(topology):
         return None
-    return completed(_machine(topology, outline), outline)
+    return _with_cards(_mixed(outline.spec, _machines(topology, outline.spec)), outline)
 
 
 def is_node_system(topology: Topology) -> bool:
@@ -45,11 +48,12 @@ def is_node_system(topology: Topology) -> bool:
 
 
 def stand_in(topology: Topology) -> str:
-    """Return the name of the measured machine whose collectives stand for those of a topology; empty for its own or none."""
+    """Return the names of the measured machines whose collectives stand for those of a topology; empty for its own or none."""
     if "calibration" in topology.sections or topology.outline is None or not is_node_system(topology):
         return ""
-    name = _machine_name(topology, topology.outline.spec)
-    return "" if topology.preset is not None and name == topology.preset.name else name
+    names = _machines(topology, topology.outline.spec)
+    own = topology.preset.name if topology.preset is not None else ""
+    return "" if names == (own,) else " and ".join(names)
 
 
 def measured_on(topology: Topology) -> Topology:
@@ -76,35 +80,65 @@ def _parsed(section: Section) -> Calibration | None:
     return stored.shipped(said)
 
 
-def _machine(topology: Topology, outline: ShapeOutline) -> Calibration:
-    found = stored.shipped(_machine_name(topology, outline.spec))
-    assert found is not None
-    return found
+def _machines(topology: Topology, spec: ShapeSpec) -> tuple[str, ...]:
+    """Return the measured machines that stand for a topology, the one with the slowest links first.
 
-
-def _machine_name(topology: Topology, spec: ShapeSpec) -> str:
-    """Return the preset whose measurements a topology takes: its own, or the nearest of the same kind of node.
-
-    Of a preset whose bandwidth was changed it is that of the preset as it is: launch costs are the GPU's.
+    A preset, also one with changed keys, takes its own or the nearest one: launch costs are the GPU's. A file that names no
+    preset takes all of its kind of node that have slower links, and the next faster one.
     """
-    preset = topology.preset
-    own = spec if preset is None else PRESETS[preset.name].spec
+    preset = topology.preset.name if topology.preset is not None else _preset_of(spec)
+    own = replace(PRESETS[preset].spec, gpus=spec.gpus) if preset else spec
     link: NodeLink = "pcie" if spec.topology == "pcie_tree" else "nvlink"
-    sized = replace(own, gpus=spec.gpus)
-    wanted = MeasuredNode(node_bandwidth(sized), own.latency, link, spec.in_switch_reduction)
-    if preset is not None and stored.ships(preset.name) and _distance(stored.shipped(preset.name), wanted)[0] == 0:
-        return preset.name
-    return nearest_machine(wanted, {name: stored.shipped(name) for name in stored.names()})
+    wanted = MeasuredNode(node_bandwidth(own), own.latency, link, spec.in_switch_reduction)
+    machines = {name: stored.shipped(name) for name in stored.names()}
+    if preset:
+        own_kind = preset in machines and _distance(machines[preset], wanted)[0] == 0
+        return (preset if own_kind else nearest_machine(wanted, machines),)
+    least = min(_distance(one, wanted)[0] for one in machines.values())
+    known = {_bandwidth(name): name for name in reversed(machines) if _distance(machines[name], wanted)[0] == least}
+    slower = [name for bandwidth, name in sorted(known.items()) if bandwidth <= wanted.bandwidth]
+    faster = [name for bandwidth, name in sorted(known.items()) if bandwidth > wanted.bandwidth]
+    if slower and _bandwidth(slower[-1]) == wanted.bandwidth:
+        return tuple(slower)
+    return (*slower, *faster[:1])
 
 
-def nearest_machine(wanted: MeasuredNode, machines: Mapping[str, Calibration | None]) -> str:
+def _bandwidth(name: str) -> float:
+    node = stored.shipped(name).node
+    assert node is not None, "calibrations that ship say on what node they were measured"
+    return node.bandwidth
+
+
+def _mixed(spec: ShapeSpec, names: tuple[str, ...]) -> Calibration:
+    """Return the calibration of a node between measured machines, the one with the slowest links first."""
+    found = _scaled_to(spec, stored.shipped(names[0]))
+    if len(names) == 1:
+        return found
+    low, high = map(_bandwidth, names[:2])
+    share, faster = math.log(found.scale.speed) / math.log(high / low), _mixed(spec, names[1:])
+    if share < 1.0:
+        faster = replace(faster, scale=replace(faster.scale, speed=1.0))
+    return replace(found, scale=replace(found.scale, speed=1.0), faster=FasterMachine(faster, min(share, 1.0)))
+
+
+def _preset_of(spec: ShapeSpec) -> str:
+    """Return the measured preset of which a file says all figures that a collective depends on, or nothing."""
+
+    def figures(one: ShapeSpec) -> tuple[object, ...]:
+        links = one.topology, one.bandwidth, one.latency, one.reverse_bandwidth, one.in_switch_reduction
+        return *links, one.gpus_per_node or one.gpus, one.inter_node
+
+    return next((name for name in stored.names() if figures(PRESETS[name].spec) == figures(spec)), "")
+
+
+def nearest_machine(wanted: MeasuredNode, machines: Mapping[str, Calibration]) -> str:
     """Return the name of the measured machine whose node is most like one that is wanted."""
     return min(machines, key=lambda name: _distance(machines[name], wanted))
 
 
-def _distance(calibration: Calibration | None, wanted: MeasuredNode) -> tuple[int, float]:
+def _distance(calibration: Calibration, wanted: MeasuredNode) -> tuple[int, float]:
     """Return how far the node of a measured machine is from a node: how many kinds differ, then the e-folds of bandwidth."""
-    node = None if calibration is None else calibration.node
+    node = calibration.node
     if node is None:
         return 2, 0.0
     differ = 2 * (node.link != wanted.link) + (node.reduces != wanted.reduces)
@@ -113,23 +147,31 @@ def _distance(calibration: Calibration | None, wanted: MeasuredNode) -> tuple[in
 
 def completed(calibration: Calibration, outline: ShapeOutline) -> Calibration:
     """Return the calibration of a measured machine for a topology's nodes and for the network between them."""
-    spec = outline.spec
-    assert spec.gpus is not None
-    scale = NodeScale()
-    if calibration.node is not None:
-        direct, whole = spec.topology in ("fully_connected", "hybrid_cube_mesh"), node_bandwidth(spec)
-        delay = _near_zero((1.0 if direct else 2.0) * spec.latency - 2.0 * calibration.node.latency)
-        shares = tuple(node_bandwidth(spec, group) / whole for group in range(2, spec.gpus)) if direct else ()
-        scale = NodeScale(whole / calibration.node.bandwidth, delay, shares)
-    return _with_cards(replace(calibration, scale=scale), outline)
+    return _with_cards(_scaled_to(outline.spec, calibration), outline)
+
+
+def _scaled_to(spec: ShapeSpec, calibration: Calibration) -> Calibration:
+    """Return the calibration of a measured machine for the nodes of a topology."""
+    calibration = replace(calibration, gpus_per_node=spec.gpus or 1)
+    if calibration.node is None:
+        return calibration
+    direct, whole = spec.topology in ("fully_connected", "hybrid_cube_mesh"), node_bandwidth(spec)
+    delay = _near_zero((1.0 if direct else 2.0) * spec.latency - 2.0 * calibration.node.latency)
+    shares = tuple(node_bandwidth(spec, group) / whole for group in range(2, spec.gpus or 1)) if direct else ()
+    return replace(calibration, scale=NodeScale(whole / calibration.node.bandwidth, delay, shares))
+
+
+def _check_node(calibration: Calibration, outline: ShapeOutline, section: Section) -> None:
+    """Raise ``TopologyError`` where a calibration is of other nodes than those of its topology."""
+    size = outline.spec.gpus or 1
+    if calibration.gpus_per_node != size and outline.nodes > 1:
+        what = f"the nodes of the topology have {size} GPUs, not {calibration.gpus_per_node}"
+        raise TopologyError(what, where=section.where(("gpus_per_node",)), fix=f"write {size}, or calibrate such nodes")
 
 
 def _with_cards(calibration: Calibration, outline: ShapeOutline) -> Calibration:
-    """Return a calibration with the model of the network between the nodes of a topology, and their size."""
-    assert outline.spec.gpus is not None
-    if outline.nodes == 1:
-        return replace(calibration, gpus_per_node=outline.spec.gpus)
-    return replace(calibration, gpus_per_node=outline.spec.gpus, internode=_between(outline.spec))
+    """Return a calibration with the model of the network between the nodes of a topology, if there are several."""
+    return replace(calibration, internode=_between(outline.spec)) if outline.nodes > 1 else calibration
 
 
 def _between(spec: ShapeSpec) -> InterNodeModel | None:

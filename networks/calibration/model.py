@@ -17,9 +17,7 @@ from triosim.networks.calibration.curves import LIKE, KindCurves, Sigmoid, Strag
 from triosim.networks.calibration.internode import InterNodeModel, algorithms, card_share, hops_of
 
 NodeLink = Literal["nvlink", "pcie"]
-REACHED = (
-    0.75  # of a GPU's links, which the largest collectives reach on the machines that were measured (0.66 to 0.90)
-)
+REACHED = 0.75  # of a GPU's links, by the largest collectives on the machines that were measured (0.66 to 0.90)
 ANY = "any"  # the kind whose figures between nodes stand for all that have none of their own
 
 
@@ -87,11 +85,33 @@ class NodeScale:
         return self.speed * (self.shares[gpus - 2] if 2 <= gpus < len(self.shares) + 2 else 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class FasterMachine:
+    """A measured machine with faster links than a node: its ``calibration``, and how far the node is towards it (0 to 1).
+
+    The times of a node between two machines are between theirs, in logarithms, and never more than the slower machine's: a
+    launch of a later generation may cost more, but faster links never do.
+    """
+
+    calibration: Calibration
+    share: float
+
+    def mixed(self, kind: str, gpus: int, nbytes: float, slower: TimeParts) -> TimeParts:
+        """Return the time of a collective inside the node, given that on the slower machine."""
+        known = self.calibration.inside(kind, gpus, nbytes)
+        if known is None or not slower.total:
+            return slower
+        total = slower.total * min(known.total / slower.total, 1.0) ** self.share
+        latency = min(slower.latency, total)
+        return TimeParts(latency, total - latency)
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Fitted times of collectives: ``kinds`` inside a node of ``gpus_per_node``, ``between`` nodes, ``stragglers``.
 
     ``note`` says what it was fitted to, ``node`` what the inside of that node is, and ``scale`` how this one differs.
+    ``faster`` is a second machine, between which and this one the node is.
     ``internode`` is the model between nodes for kinds that ``between`` does not have. ``wait`` is how many seconds every
     collective takes longer than in the measurements, whatever its size: in a training step its ranks do not arrive at one
     moment, whereas those of a benchmark do.
@@ -105,6 +125,7 @@ class Calibration:
     wait: float = 0.0
     node: MeasuredNode | None = None
     scale: NodeScale = NodeScale()
+    faster: FasterMachine | None = None
     internode: InterNodeModel | None = None
 
     def parts(
@@ -129,6 +150,11 @@ class Calibration:
         ratio = self.stragglers.get(kind, Straggler()).ratio(gpus, nbytes)
         return replace(found, latency=found.latency * ratio + self.wait, moving=found.moving * ratio)
 
+    @property
+    def transferred(self) -> bool:
+        """Whether its times inside a node were measured on another node."""
+        return self.scale != NodeScale() or self.faster is not None
+
     def inside(self, kind: str, gpus: int, nbytes: float) -> TimeParts | None:
         """Return the time of a collective inside a node, or None for a kind of which nothing was measured."""
         curves = self.kinds.get(kind) or self.kinds.get(LIKE.get(kind, ""))
@@ -137,11 +163,10 @@ class Calibration:
         known = curves.parts(gpus, nbytes)
         if curves.kind != kind:
             known = TimeParts(known.latency, known.moving * sent(kind, gpus) / sent(curves.kind, gpus))
-        return (
-            known
-            if self.node is None
-            else self.scale.scaled(kind, gpus, known, self.node.wire_seconds(kind, gpus, nbytes))
-        )
+        found = known
+        if self.node is not None:
+            found = self.scale.scaled(kind, gpus, known, self.node.wire_seconds(kind, gpus, nbytes))
+        return found if self.faster is None else self.faster.mixed(kind, gpus, nbytes, found)
 
     def observed(self, kind: str, gpus: int, nbytes: float, seconds: float, rate: float = 0.1) -> Calibration:
         """Return the calibration after one collective inside a node was observed (TorchSim, equation 14).

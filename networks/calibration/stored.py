@@ -49,11 +49,9 @@ def ships(preset: str) -> bool:
 
 
 @cache
-def shipped(name: str) -> Calibration | None:
-    """Return the calibration that ships for a preset, or None."""
+def shipped(name: str) -> Calibration:
+    """Return the calibration that ships for a preset, one of ``names``."""
     path = SHIPPED / f"{name}.json"
-    if not path.is_file():
-        return None
     return from_mapping(json.loads(path.read_text(encoding="utf-8")), lambda key: f"{path}: {_joined(key)}")
 
 

@@ -94,7 +94,8 @@ class Graph:
     """Nodes and links by name, explicit routes by (source, destination), and properties of nodes for algorithms.
 
     ``coordinates`` place the GPUs of a mesh or a ring, for laying a ring on it and for drawing it. ``reducing`` are the
-    switches that can add up what comes in (NVLS, SHARP).
+    switches that can add up what comes in (NVLS, SHARP). ``between_nodes`` are the links by which GPUs reach the network
+    between nodes: a route takes as few of them as there can be, so that messages inside a node stay there.
     """
 
     nodes: dict[str, Node]
@@ -102,6 +103,7 @@ class Graph:
     routes: Mapping[tuple[str, str], tuple[Link, ...]] = field(default_factory=dict)
     coordinates: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     reducing: frozenset[str] = frozenset()
+    between_nodes: frozenset[str] = frozenset()
 
 
 @dataclass(eq=False)
@@ -117,6 +119,7 @@ class GraphDraft:
     dimensions: list[Dimension] = field(default_factory=list)
     uniform: bool = True
     reducing: list[str] = field(default_factory=list)
+    between_nodes: list[str] = field(default_factory=list)
 
     def node(self, name: str, kind: NodeKind) -> str:
         """Add a node and return its name."""
@@ -140,7 +143,8 @@ class GraphDraft:
     def graph(self) -> Graph:
         """Return the graph as it is now."""
         routes = {ends: path(self.links, *ends, names) for ends, names in self.routes.items()}
-        return Graph(self.nodes, self.links, routes, self.coordinates, frozenset(self.reducing))
+        reducing, between_nodes = frozenset(self.reducing), frozenset(self.between_nodes)
+        return Graph(self.nodes, self.links, routes, self.coordinates, reducing, between_nodes)
 
     def regularity(self) -> Regularity:
         """Return what is known of the graph."""

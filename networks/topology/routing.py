@@ -1,5 +1,6 @@
 """Routes: the shortest by latency, then by hops (Dijkstra 1959), or ECMP over all shortest ones.
 
+In a system of nodes a route first takes as few links to the network between nodes as there can be: none inside a node.
 Latencies are compared as whole femtoseconds, so that routes whose latencies are the same in another order do tie; the
 tie is broken by the link that was declared first, or with ECMP by a hash of source and destination, hop by hop, as a
 switch does (RFC 2992). Every node forwards what is not for it, except a memory.
@@ -19,7 +20,8 @@ _Edge = tuple[int, int, "Link"]  # what it costs, its place among the declared, 
 _Step = tuple[int, "Link"]  # the link's place among the declared, so that they sort by it
 _OFTEN = 4  # times the nodes looked at for one destination, after which the ways to it from everywhere are kept
 _MOST_KEPT = 2_000_000  # nodes in such tables; some hundred MB at the most
-_HOP = 1  # a route costs its femtoseconds << 24, plus one a hop: sums compare by latency, then by hops
+# A route costs one _LEAVE for each link to or from the network between nodes, its femtoseconds << 24, and one a hop.
+_HOP, _LEAVE = 1, 1 << 120
 
 
 class Router:
@@ -29,7 +31,14 @@ class Router:
     behind a switch) is not searched from: its route is its link, then the route of what it leads to, found once.
     """
 
-    def __init__(self, nodes: Mapping[str, Node], links: Iterable[Link], *, ecmp: bool = False) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[str, Node],
+        links: Iterable[Link],
+        *,
+        ecmp: bool = False,
+        between_nodes: frozenset[str] = frozenset(),
+    ) -> None:
         self._ecmp = ecmp
         self._memories = frozenset(name for name, node in nodes.items() if node.kind == "memory")
         self._into: dict[str, list[_Edge]] = {name: [] for name in nodes}
@@ -38,7 +47,8 @@ class Router:
         for order, link in enumerate(links):
             if not link.source or not link.destination:
                 continue  # known only from explicit routes
-            edge = ((round(link.latency * 1e15) << 24) + _HOP, order, link)
+            leave = _LEAVE if link.name in between_nodes else 0
+            edge = (leave + (round(link.latency * 1e15) << 24) + _HOP, order, link)
             self._out[link.source].append(edge)
             self._into[link.destination].append(edge)
         for edges in self._into.values():

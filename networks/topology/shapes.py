@@ -125,7 +125,9 @@ class ShapeOutline:
         if self.nodes > 1:
             result.coordinates.clear()  # they are of one node
             assert spec.inter_node is not None
+            inside = set(result.links)
             _join(result, spec.inter_node, of_node)
+            result.between_nodes.extend(name for name in result.links if name not in inside)
         if spec.host is not None:
             for index, group in enumerate(of_node):
                 host = result.node(f"host{index}", "memory")

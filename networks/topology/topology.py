@@ -176,7 +176,8 @@ class Topology:
     @cached_property
     def router(self) -> Router:
         """Finds the routes."""
-        return Router(self.nodes, self.links.values(), ecmp=self.routing == "ecmp")
+        ecmp = self.routing == "ecmp"
+        return Router(self.nodes, self.links.values(), ecmp=ecmp, between_nodes=self.graph.between_nodes)
 
     def node(self, rank_or_name: SupportsIndex | str) -> str:
         """Return the name of a node, given that or a rank."""

@@ -26,7 +26,7 @@ from triosim.networks.calibration.curves import (
     sent,
 )
 from triosim.networks.calibration.internode import algorithms, card_share, hops_of
-from triosim.networks.calibration.model import Calibration, InterNodeTimes, NodeScale
+from triosim.networks.calibration.model import Calibration, InterNodeTimes
 
 Array = npt.NDArray[np.float64]
 
@@ -57,7 +57,7 @@ def fit(
     A size that was measured ``REPEATS`` times and more gives its minimum to the curves, and its 75th percentile to
     the straggler ratio.
     """
-    kinds = {} if known is None or known.scale != NodeScale() else dict(known.kinds)
+    kinds = {} if known is None or known.transferred else dict(known.kinds)
     between = {} if known is None else dict(known.between)
     stragglers = {} if known is None else dict(known.stragglers)
     for kind in sorted({row.kind for row in rows}):

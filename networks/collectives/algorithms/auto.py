@@ -72,7 +72,7 @@ class Auto(OperationAlgorithm):
         if topology.uniform and grid is not None:
             return [*self._on_equal_links(group, grid, topology), *also]
         found: list[OperationAlgorithm] = [self.ring]
-        if kind == "all_reduce":
+        if kind == "all_reduce" and not _nodes_of_rings(topology):
             found.append(self.trees)
         if behind_one_switch(group, topology):
             found.append(self.rotated)
@@ -134,6 +134,12 @@ def _goes_round(group: Sequence[int], topology: Topology) -> bool:
         return False
     members, size = moving[0][0], moving[0][1].size
     return size % len(members) == 0 and members == list(range(members[0], size, size // len(members)))
+
+
+def _nodes_of_rings(topology: Topology) -> bool:
+    """Return whether several nodes are rings, meshes or tori: their trees use both directions of a link, a node's ring one."""
+    outline = topology.outline
+    return outline is not None and outline.nodes > 1 and outline.spec.topology in ("ring", "mesh", "torus")
 
 
 def is_auto(algorithm: str | CollectiveAlgorithm | None) -> bool:

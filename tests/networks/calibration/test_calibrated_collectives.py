@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import simpy
@@ -53,7 +54,6 @@ def test_latency_and_bandwidth_are_found_again_between_sizes_and_between_group_s
 def test_more_bytes_take_more_time_and_never_less_than_none() -> None:
     for preset in ("dgx-a100", "dgx-h100", "dgx-h200"):
         calibration = stored.shipped(preset)
-        assert calibration is not None
         for kind in ("all_reduce", "all_gather", "reduce_scatter"):
             for gpus in range(2, 9):
                 parts = [calibration.parts(kind, gpus, 2.0**power) for power in range(20, 36)]
@@ -224,18 +224,42 @@ def test_the_bytes_of_a_node_with_half_the_bandwidth_take_twice_as_long() -> Non
     assert half == pytest.approx(parts.latency + 2 * parts.moving)
 
 
-def test_a_preset_and_the_same_preset_spelled_out_agree() -> None:
-    spelled = {
-        "topology": "switch", "nodes": 2, "gpus_per_node": 8, "bandwidth": "450 GB/s", "latency": "500 ns",
+def spelled(bandwidth: float) -> dict[str, Any]:
+    """Two nodes as those of a DGX with NVSwitches that reduce, without the preset's name."""
+    return {
+        "topology": "switch", "nodes": 2, "gpus_per_node": 8, "bandwidth": bandwidth, "latency": "500 ns",
         "in_switch_reduction": True, "inter_node": {"bandwidth": "400 Gb/s", "latency": "1 us"},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "bandwidth"), [("dgx-h100", 450e9), ("dgx-b200", 900e9)])
+def test_a_preset_and_the_same_preset_spelled_out_agree(name: str, bandwidth: float) -> None:
     for kind in ("all_reduce", "all_gather", "all_to_all"):
         for nbytes in (1e3, 1e6, 1e9):
             times = [
                 alone(topology, kind, tuple(range(16)), nbytes)
-                for topology in (Topology.load("dgx-h100(gpus=16)"), Topology.from_dict(spelled))
+                for topology in (Topology.load(f"{name}(nodes=2)"), Topology.from_dict(spelled(bandwidth)))
             ]
             assert times[0] == pytest.approx(times[1], rel=1e-9)
+
+
+def test_a_file_between_two_measured_machines_is_between_them() -> None:
+    """At 450 x sqrt(2) GB/s, half-way from an H100 to a B200 in logarithms, 256 MB take the geometric mean of what both take.
+
+    Small messages take what they take on the H100, as those of the B200 were measured with a slower launch.
+    """
+
+    def gathered(topology: Topology, nbytes: float) -> float:
+        return alone(topology, "all_gather", tuple(range(8)), nbytes)
+
+    measured = {name: Topology.load(name) for name in ("dgx-h100", "dgx-b200")}
+    system = Topology.from_dict(spelled(450e9 * 2**0.5))
+    small, large = ({name: gathered(one, nbytes) for name, one in measured.items()} for nbytes in (1e3, 256e6))
+    assert small["dgx-b200"] > small["dgx-h100"]
+    assert gathered(system, 1e3) == pytest.approx(small["dgx-h100"])
+    assert gathered(system, 256e6) == pytest.approx((large["dgx-h100"] * large["dgx-b200"]) ** 0.5)
+    notes = " ".join(calibration_notes(PacketNetwork(simpy.Environment(), system), 8))
+    assert "those of dgx-h100 and dgx-b200 stand in" in notes
 
 
 @pytest.mark.parametrize(
@@ -356,7 +380,6 @@ def test_what_was_not_measured_again_is_kept(run: Run, tmp_path: Path, table: Pa
     assert run("calibrate", "network", table, "-t", "dgx-h100", "-o", calibrated)[0] == 0
     found, shipped = calibration_of(Topology.load(calibrated)), stored.shipped("dgx-h100")
     assert found is not None
-    assert shipped is not None
     assert found.kinds["all_reduce"] == shipped.kinds["all_reduce"]
     assert found.kinds["all_gather"] != shipped.kinds["all_gather"]
 
@@ -366,7 +389,6 @@ def test_online_moves_what_there_is(run: Run, tmp_path: Path, table: Path) -> No
     assert run("calibrate", "network", table, "-t", "dgx-h100", "-o", moved, "--online")[0] == 0
     found, shipped = calibration_of(Topology.load(moved)), stored.shipped("dgx-h100")
     assert found is not None
-    assert shipped is not None
     assert found.kinds["all_gather"].curves == shipped.kinds["all_gather"].curves
     assert off(found, 8, 2**26) < off(shipped, 8, 2**26)
     status, _, err = run("calibrate", "network", table, "-t", "switch(8, bandwidth=1 GB/s)", "-o", moved, "--online")
@@ -403,11 +425,16 @@ def test_online_moves_what_there_is(run: Run, tmp_path: Path, table: Path) -> No
             "{2: {latency: 1.0e-6, ceiling: 1, steepness: 0.5, middle: 1}}}}}",
             "99 is not a weight of the correction",
         ),
+        (
+            "calibration: {gpus_per_node: 4, collectives: {all_reduce: {groups: "
+            "{2: {latency: 1.0e-6, ceiling: 1, steepness: 0.5, middle: 1}}}}}",
+            "gpus_per_node: the nodes of the topology have 8 GPUs, not 4; write 8, or calibrate such nodes",
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_calibration_is_said_with_its_key(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "t.yaml"
-    path.write_text(f"preset: dgx-h100\n{text}\n")
+    path.write_text(f"{{preset: dgx-h100, nodes: 2,\n{text}}}\n")
     with pytest.raises(TopologyError, match=r"t\.yaml:2") as error:
         calibration_of(Topology.load(path))
     assert said in str(error.value)
