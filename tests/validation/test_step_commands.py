@@ -197,3 +197,30 @@ def test_more_gpus_share_a_long_sample_where_samples_are_fewer_than_replicas(tmp
     """512 GPUs by tp=4 and cp=8 leave 16 replicas for 8 samples."""
     line = "LLAMA3-8B,B200 (DGX B200),512,,TP4 PP1 DP4 CP8,,,524288,FP8,,,NeMo 25.04.rc2,,,607,8"
     assert "fsdp=8,cp=16,tp=4" in row(tmp_path, PUBLISHED, line).case.arguments
+
+
+EXAMPLES = "model_file,section,gpus,batch_etc,precision,metric,value,row"
+BERT = (
+    "GPUs=8 | Batch size / GPU (FP32 and FP16)=4096 and 4096 | Accumulation steps (FP32 and FP16)=128 and 64 | "
+    "Sequence length=128 | Throughput - FP32(sequences/sec)=387"
+)
+
+
+def test_a_batch_of_bert_is_accumulated_and_has_no_padding(tmp_path: Path) -> None:
+    """4,096 samples of a GPU in 64 micro-batches, on eight GPUs at 1,746 a second."""
+    line = f"PyTorch/LanguageModeling/BERT,Pre-training NVIDIA DGX-1 With 32G,8.0,,mixed/FP16,T,1746.0,{BERT}"
+    found = row(tmp_path, EXAMPLES, line)
+    assert found.measured == pytest.approx(8 * 4096 / 1746)
+    assert str(found.case) == (
+        "triosim simulate bert-large --gpu V100-SXM2-32GB --parallel ddp=8 --dtype fp16 --precision mixed "
+        "--micro-batch-size 64 --seq 104 --micro-batches 64 --attention math"
+    )
+
+
+def test_other_frameworks_are_out_of_scope_and_other_networks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutOfScope, match="'MxNet' is not PyTorch"):
+        row(tmp_path, EXAMPLES, "MxNet/RN50,8x A100 80GB,8,,FP32,T,1,x")
+    with pytest.raises(OutOfScope, match="DLRM"):
+        row(tmp_path, EXAMPLES, "PyTorch/Recommendation/DLRM,8x A100 80GB,8,,FP32,T,1,x")
+    with pytest.raises(OptionError, match="is not described"):
+        row(tmp_path, EXAMPLES, "PyTorch/LanguageModeling/BART,8x A100 80GB,8,,FP32,T,1,x")

@@ -1,7 +1,7 @@
 """Training steps of NeMo on H100s in fp8, as its documents of 2024 had them (Apache-2.0): pretraining, full fine-tuning.
 
-Rows of long samples name no model: that page trains Llama 2 7B. A step's time follows from tokens a second where it is not
-printed.
+Fine-tuning has one layer a virtual stage, as the rows of pretraining say. Rows of long samples name no model: that page trains
+Llama 2 7B. A step's time follows from tokens a second where it is not printed.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Nemo(CommandFormat):
             record.whole(name) for name in ("gpus", "global_batch", "micro_batch", "seq_len")
         )
         division = division_of(record, gpus)
+        if not record.has("vp"):
+            division = replace(division, chunks=getattr(model, "layers", 1) // division.pp if division.pp > 1 else 1)
         positions = f"(sequence={sequence})" if sequence > model.sequence else ""
         command = nemo_command(
             replace(model, name=f"{model.name}{positions}"),  # type: ignore[type-var]

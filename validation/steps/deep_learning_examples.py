@@ -1,0 +1,108 @@
+"""Training steps of NVIDIA's DeepLearningExamples on A100s and V100s: rows of ResNet-50, ResNeXt-101 and BERT under PyTorch.
+
+A step's time follows from samples a second. What a row leaves open is in the examples' scripts: images a GPU; LAMB, whose time
+is taken as that of Adam; 384 words of fine-tuned BERTs. Pretraining leaves padding out (``--unpad``), and Wikipedia fills half
+of 512 words and 83% of 128 (Krell et al. 2021, arXiv 2107.02027). Mixed precision is autocast to fp16, and attention its
+products: the measurements are of before FlashAttention. Other frameworks than PyTorch, and what is neither a plain transformer
+nor a plain convolutional network, are out of scope.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from triosim import gpus
+from triosim.errors import OptionError
+from validation.steps.command import Command, CommandFormat, OutOfScope, axes
+from validation.steps.rows import Record, Row
+
+#: Model and images a GPU of convolutional networks: in mixed precision, and in fp32 or TF32.
+_IMAGES = {"resnet50v1.5": ("resnet50", 256, 128), "resnext101-32x4d": ("resnext101_32x8d(width=4)", 128, 64)}
+#: Parts of the name of what is out of scope.
+_OTHER = ("Recommendation", "Forecasting", "Speech", "DrugDiscovery", "Segmentation", "Detection/MaskRCNN")
+#: Words of a sample that are no padding, by a sample's length.
+_WORDS = {"128": 104, "512": 256}
+_WORDS_OF_FINE_TUNING = 384
+
+
+class DeepLearningExamples(CommandFormat):
+    """Rows of the examples' pages."""
+
+    name = "deep-learning-examples"
+    columns = ("model_file", "section", "gpus", "batch_etc", "precision", "metric", "value", "row")
+    tables = ("steps/deep_learning_examples.csv.gz",)
+    asked: ClassVar[Mapping[str, float]] = {"step time": 0.15}
+
+    def read(self, record: Record) -> Row:
+        """One row a record."""
+        framework, _, path = record.text("model_file").partition("/")
+        if framework != "PyTorch":
+            raise OutOfScope(f"'{framework}' is not PyTorch", where=record.where)
+        if any(part in path for part in _OTHER):
+            raise OutOfScope(f"'{path}' is no plain transformer or convolutional network", where=record.where)
+        gpu, count, precision = _gpu(record), record.whole("gpus"), record.text("precision")
+        model, samples, options = _images(record, path) if "ConvNets" in path else _bert(record, path)
+        parts = options.get("micro_batches") or 1
+        command = Command.of(
+            model,
+            gpu=gpu,
+            parallel=axes(ddp=count),
+            dtype="fp32" if precision in ("FP32", "TF32") else "fp16",
+            precision="mixed" if precision == "mixed/FP16" else None,
+            micro_batch_size=samples,
+            **options,
+        )
+        label = f"{path} on {count} {gpu} {samples * parts} {precision}"
+        measured = count * samples * parts / record.number("value")
+        return Row(label, model, measured, "s", command, gpu=gpu, framework="PyTorch")
+
+
+def _images(record: Record, path: str) -> tuple[str, int, dict[str, Any]]:
+    name = path.rpartition("/")[2]
+    if name not in _IMAGES:
+        raise OptionError(f"'{name}' is not described", where=record.where, fix=f"known: {', '.join(_IMAGES)}")
+    model, mixed, single = _IMAGES[name]
+    return model, mixed if record.text("precision") == "mixed/FP16" else single, {"optimizer": "sgd"}
+
+
+def _bert(record: Record, path: str) -> tuple[str, int, dict[str, Any]]:
+    """Return the model, the samples of a micro-batch, and options; the first number of a pair is that of fp32 or TF32."""
+    if not path.endswith("/BERT"):
+        raise OptionError(f"'{path}' is not described", where=record.where, fix="known: BERT")
+    if record.text("precision") == "TF32":
+        raise OptionError(
+            "matrix products in TF32 are not described", where=record.where, fix="give fp32 or mixed/FP16"
+        )
+    place = int(record.text("precision") == "mixed/FP16")
+    row = record.text("row")
+    batch, steps = (_pair(name, row, place) for name in ("Batch size / GPU", "Accumulation steps"))
+    record.check(batch is not None, "no 'Batch size / GPU'", "give both of a pair")
+    assert batch is not None
+    if steps and "Accumulated" not in row:
+        batch //= steps  # the page's batch is the accumulated one there
+    length = re.search(r"Sequence length=(\d+)", row)
+    options = {
+        "seq": _WORDS.get(length[1], length[1]) if length else _WORDS_OF_FINE_TUNING,
+        "micro_batches": steps if steps and steps > 1 else None,
+        "attention": "math",
+    }
+    return "bert-large", batch, options
+
+
+def _pair(name: str, row: str, place: int) -> int | None:
+    found = re.search(rf"(?:^|\| ){name}[^=|]*=(\d+) and (\d+)", row)
+    return int(found[place + 1]) if found else None
+
+
+def _gpu(record: Record) -> str:
+    section = record.text("section")
+    found = re.search(r"(A100|V100)\D*(\d+)\s*GB?", section) or re.search(r"DGX-1 With (\d+)G", section)
+    record.check(found is not None, f"'section' is '{section}'", "known: A100, V100")
+    assert found is not None
+    board, memory = found.groups() if len(found.groups()) == 2 else ("V100", found[1])
+    return gpus.find(f"A100-SXM-{memory}GB" if board == "A100" else f"V100-SXM2-{memory}GB").name
+
+
+FORMATS = (DeepLearningExamples(),)
