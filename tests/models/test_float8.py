@@ -128,13 +128,6 @@ def test_a_sequence_s_shares_are_gathered_in_eight_bits_for_the_products_and_sca
     assert narrow["all_gather", 2 * states] + narrow["all_gather", states] == plain["all_gather", 2 * states]
 
 
-def test_a_run_says_that_its_products_in_eight_bits_are_not_validated() -> None:
-    notes = {kind: triosim.simulate(step(kind, "eager")).notes for kind in ("fp8", "plain")}
-    said = "times of fp8 matrix products are roofline estimates that have not been validated"
-    assert said in notes["fp8"]
-    assert said not in notes["plain"]
-
-
 @pytest.mark.parametrize(
     ("model", "dtype", "said"),
     [

@@ -43,7 +43,7 @@ def bytes_of_factor(form: str) -> float:
 
 def bytes_of_result(form: str) -> int:
     """Return the bytes of a number of a product's result."""
-    return 2 if form in SCALED else DTYPE_BYTES[form]
+    return max(DTYPE_BYTES[dtype_of(form)], 2)
 
 
 def of_scaled(inputs: Sequence[Tensor]) -> str:

@@ -18,7 +18,6 @@ from triosim.engine.recording import RankRecord
 from triosim.errors import SimulationError
 from triosim.networks.base import Network
 from triosim.networks.extensions import FigureReporter, LinkCounter, LinkRecorder
-from triosim.operators.features import base_name
 from triosim.results.exposure import exposed_shares
 from triosim.results.finished_run import FinishedRun, MetricOptions, RankClass, rank_classes
 from triosim.results.link_loads import busiest_slot, loads
@@ -40,8 +39,6 @@ from triosim.units import format_ranks, format_time
 #: How much of the step floating point may lose before a sum counts as wrong.
 _TOLERANCE = 1e-9
 
-#: Matrix products of eight-bit numbers.
-_EIGHT_BITS = "scaled_mm"
 #: The share of the step from which on waiting for launches is worth a note.
 LAUNCH_BOUND = 0.02
 
@@ -229,8 +226,6 @@ def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[
             if trace.times == "predicted"
             else f"operator times in this trace are not measured: {trace.times}"
         )
-        if any(base_name(operator.name) == _EIGHT_BITS for operator in trace.operators):
-            yield "times of fp8 matrix products are roofline estimates that have not been validated"
     if len(recording.ranks) > 1 and not any(count.count for count in recording.transfers.values()):
         yield f"nothing was communicated between the {len(recording.ranks)} GPUs"
     slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(recording.ranks)

@@ -223,4 +223,6 @@ def test_trees_are_grown_from_many_rows_where_they_are_better(tmp_path: Path) ->
     (again,) = model_files.load(tmp_path / "own.npz").regressions
     asked = kind_features(made, H100)
     every = np.arange(len(made))
-    np.testing.assert_array_equal(found.seconds(asked, every), again.seconds(asked, every))
+    np.testing.assert_allclose(
+        found.seconds(asked, every), again.seconds(asked, every), rtol=1e-3
+    )  # leaves are rounded

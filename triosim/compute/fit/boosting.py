@@ -14,7 +14,7 @@ from triosim.errors import TriosimError
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """The settings of a fit; ``robust`` adds as many trees, fitted with outliers (slow runs, odd clocks) weighted down."""
+    """The settings of a fit; ``robust``: twice as many trees, fitted with outliers (slow runs, odd clocks) weighted down."""
 
     trees: int
     leaves: int
@@ -27,8 +27,8 @@ class TreeSettings:
 def grow(features: Array, target: Array, settings: TreeSettings, groups: Rows | None = None) -> BoostedTrees:
     """Return trees for ``target``; outliers are weighted by the typical residual of their row's group.
 
-    Robust trees minimise squared errors in one half, and in the other half squared errors with the weights of a Student
-    distribution with one degree of freedom: together they are closer to the median than either.
+    Robust trees minimise squared errors with the weights of a Student distribution with one degree of freedom, by the residuals
+    of trees without weights: two fits, whose mean is closer to the median than either.
     """
     first = _fit(features, target, settings, 0, None)
     if not settings.robust:
@@ -39,7 +39,7 @@ def grow(features: Array, target: Array, settings: TreeSettings, groups: Rows | 
         [np.median(residual[groups == group]) if (groups == group).any() else 1.0 for group in range(groups.max() + 1)]
     )
     weights = 1.0 / (1.0 + (residual / (2.0 * np.maximum(typical, 1e-4)[groups])) ** 2)
-    return _ensemble([first, _fit(features, target, settings, 1, weights)], len(features[0]))
+    return _ensemble([_fit(features, target, settings, seed, weights) for seed in (1, 2)], len(features[0]))
 
 
 def _fit(features: Array, target: Array, settings: TreeSettings, seed: int, weights: Array | None) -> Any:

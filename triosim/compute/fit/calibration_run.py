@@ -24,13 +24,14 @@ from triosim.compute.learned.family_model import FamilyModel
 from triosim.compute.models import elementwise
 from triosim.compute.models.elementwise import Segments, memory_seconds
 from triosim.errors import OutputError, TriosimError
+from triosim.operators.number_formats import SCALED
 from triosim.output_files import check_outputs, writing_text
 
 #: The distinct shapes of a family, measured on one GPU, from which it gets a model.
 ENOUGH_FOR_FAMILY = 200
 #: The sources, by dtype, of the tables that the shipped models are fitted to.
 _SOURCES = {
-    "bfloat16": "NVIDIA ai-dynamo/aiconfigurator performance database, Apache-2.0",
+    **dict.fromkeys(("bfloat16", *SCALED), "NVIDIA ai-dynamo/aiconfigurator performance database, Apache-2.0"),
     "float32": "sitar-lab/NeuSight, MIT",
 }
 _OPERATORS_FILE = "operators.npz"

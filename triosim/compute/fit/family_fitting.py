@@ -24,15 +24,17 @@ from triosim.compute.learned.family_model import CLASSES, FamilyModel
 from triosim.gpus import Gpu
 
 FOLDS = 5
-#: The rows from which a GPU gets trees of its own; trees of several GPUs together also read the GPU's specifications.
-ENOUGH_ALONE = 15000
+#: The rows of products from which a GPU gets trees of its own; trees of several GPUs also read the GPU's specifications.
+ENOUGH_ALONE = 9000
 _ALONE = TreeSettings(trees=250, leaves=63, rate=0.12, least=8)
 _POOLED = TreeSettings(trees=300, leaves=31, rate=0.1, least=5)
-_ATTENTION = TreeSettings(trees=450, leaves=63, rate=0.08, least=4, robust=False)
+_ATTENTION = TreeSettings(trees=1600, leaves=63, rate=0.08, least=4, robust=False)
 _OTHER = TreeSettings(trees=150, leaves=15, rate=0.1, least=20, robust=False)
 _FEW = TreeSettings(trees=120, leaves=8, rate=0.08, least=3, robust=False, features=1.0)
 _FEW_OTHER = TreeSettings(trees=40, leaves=4, rate=0.1, least=25, features=1.0)
 _FEW_ROWS = 2000
+#: The rows from which one fold is enough to find the errors.
+_LARGE = 20000
 
 
 def joined(tables: Sequence[FamilyTable]) -> list[FamilyTable]:
@@ -61,7 +63,7 @@ def fit(rows: FamilyTable, *, known: bool = True, others: bool = True) -> Family
     for number, (gpu, mask) in enumerate(rows.by_gpu()):
         calls = call_features(rows.shapes.select(mask), gpu, reached[gpu.name])
         wanted = np.log(rows.seconds[mask] / calls.roofline)
-        if known and int(mask.sum()) >= ENOUGH_ALONE:
+        if known and rows.shapes.family == "product" and int(mask.sum()) >= ENOUGH_ALONE:
             own[gpu.name] = grow(calls.features, wanted, _ALONE)
         features.append(calls.features)
         told.append(np.tile(specifications(gpu, reached[gpu.name]), (len(wanted), 1)))
@@ -124,12 +126,23 @@ def by_slices(rows: FamilyTable, column: str) -> Array:
 
 
 def by_gpus(rows: FamilyTable) -> Array:
-    """Return predictions of each GPU's rows by a model that was fitted to the other GPUs."""
+    """Return predictions of each GPU's rows by a model that was fitted to others: to its relative alone, if it has one."""
     found = np.full(len(rows), np.nan)
-    masks = [mask for _, mask in rows.by_gpu()]
-    for mask in masks if len(masks) > 1 else []:
-        found[mask] = predict(fit(rows.select(~mask), known=False), rows.select(mask))
+    parts = list(rows.by_gpu())
+    for gpu, mask in parts if len(parts) > 1 else []:
+        rest = rows.select(~mask)
+        relative = relative_of(gpu, rest)
+        model = fit(rest, known=False) if relative is None else fit(rest.on([relative]), others=False)
+        found[mask] = predict(model, rows.select(mask))
     return found
+
+
+def relative_of(gpu: Gpu, rows: FamilyTable) -> str | None:
+    """Return the name of the GPU, among those of some rows, that a model of these would predict another one as; or None."""
+    empty = FamilyModel(
+        rows.shapes.family, rows.shapes.dtype, dict.fromkeys(rows.gpus(), 1.0), attainable_rate.DEFAULT, {}, None, None
+    )
+    return empty.measured_gpu(gpu) or empty.relative(gpu, empty.dtype)
 
 
 def _held_out(rows: FamilyTable, masks: Sequence[Mask]) -> Array:
@@ -151,7 +164,7 @@ def calibrate(
     """Fit to all rows, with errors from cross-validation."""
     name = f"{rows.shapes.family} in {rows.shapes.dtype}"
     progress(f"{name}: {len(rows)} rows, cross-validating")
-    random = at_random(rows)
+    random = at_random(rows, most=FOLDS if len(rows) < _LARGE else 1)
     slices = [by_slices(rows, column) for column in columns_with_slices(rows)]
     left_out = by_gpus(rows)
     progress(f"{name}: fitting to all rows")
@@ -159,7 +172,14 @@ def calibrate(
     errors = {
         "random": {gpu.name: _errors(rows, random, mask) for gpu, mask in rows.by_gpu()},
         "slices": {gpu.name: _pooled_errors(rows, slices, mask) for gpu, mask in rows.by_gpu()},
-        "left out": {"all": _errors(rows, left_out, np.ones(len(rows), dtype=bool))},
+    }
+    related = np.zeros(len(rows), dtype=bool)
+    for gpu, mask in rows.by_gpu():
+        related |= mask & (relative_of(gpu, rows.select(~mask)) is not None)
+    errors |= {
+        name: {"all": found}
+        for name, mask in (("relatives", related), ("left out", ~related))
+        if (found := _errors(rows, left_out, mask))
     }
     used: dict[str, Any] = {
         "files": rows.source.split(", "),

@@ -89,6 +89,7 @@ class BoostedTrees:
             f"{prefix}.edges": np.concatenate(self.edges),
             f"{prefix}.edge_counts": np.array([len(edges) for edges in self.edges], dtype=np.uint16),
             **{f"{prefix}.{name}": getattr(self, name) for name in _STORED},
+            f"{prefix}.leaves": self.leaves.astype(np.float16),  # of some 500 trees, each rounded by 0.05% at most
             f"{prefix}.offset": np.array(self.offset),
         }
 

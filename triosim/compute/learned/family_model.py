@@ -1,8 +1,9 @@
 """The learned time model of one family of operators in one dtype: boosted trees times the roofline, with errors by size.
 
 A GPU with many measurements has trees of its own; GPUs with fewer share trees that also read the GPU's specifications. A GPU
-with the chip of a measured one is predicted as that one, at its rate or, where its board allows more power, at the attainable
-rate if that is higher (``triosim.compute.attainable_rate``). Any other GPU is predicted at the attainable rate by trees that
+with the chip of a measured one is predicted as that one, at its rate or, in float32 where its board allows more power, at the
+attainable rate if that is higher (``triosim.compute.attainable_rate``). On any other GPU, products and attention are predicted
+as on its nearest measured relative (``kinship``), at a rate in proportion; without one, at the attainable rate by trees that
 read ratios alone, fitted to all GPUs together.
 Each estimate carries the error that cross-validation found for such a GPU and such a time: with rows held out at random
 where the sizes are among those measured, with whole slices of sizes held out where they are not.
@@ -22,9 +23,10 @@ from triosim.compute import uncertainty
 from triosim.compute.attainable_rate import AttainableRate
 from triosim.compute.compute_model import CLASS_EDGES, Array
 from triosim.compute.families import Family, FamilyCalls
+from triosim.compute.learned import kinship
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
-from triosim.gpus import Gpu
+from triosim.gpus import Gpu, energy
 
 CLASSES = ("<20us", "20-200us", ">200us")
 #: The assumed error of an estimate where cross-validation had no such rows.
@@ -32,6 +34,9 @@ UNKNOWN_ERROR = 0.25
 _MOST_DOUBLINGS = 3.0
 #: The factor of the error for the same chip with other memory or another power limit.
 _OTHER_BOARD = 2.0
+#: What a unit of distance (``kinship``) adds to the error of the measured relatives that predict each other, which are close;
+#: an assumption.
+_FOR_DISTANCE = 3.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class FamilyModel:
     rates: the FLOP/s that each measured GPU reaches.
     own, pooled, other: the trees of single measured GPUs, of all measured ones, and of any other.
     sizes: the values of each column that were measured.
-    errors: mean relative errors by kind of test ("random", "slices", "left out"), GPU and size class.
+    errors: mean relative errors by kind of test ("random", "slices", "relatives", "left out"), GPU and size class.
     provenance: where the rows come from, and how they were fitted.
     """
 
@@ -63,9 +68,16 @@ class FamilyModel:
         found = gpus.same_chip(gpu, self.rates)
         return None if found is None else found.name
 
+    def relative(self, gpu: Gpu, dtype: str) -> str | None:
+        """Return the name of the measured GPU that one without rows of its own, or of its chip, behaves like; or None."""
+        if self.family not in ("product", "attention"):
+            return None
+        found = kinship.nearest(gpu, self.rates, dtype)
+        return None if found is None else found.name
+
     def seconds(self, calls: FamilyCalls, gpu: Gpu) -> Array:
         """Return the time of each call on a GPU; NaN where the model has no trees for it."""
-        name = self.measured_gpu(gpu)
+        name = self.measured_gpu(gpu) or self.relative(gpu, calls.dtype)
         rate = self._rate(gpu, name, calls.dtype)
         inputs = call_features(calls, gpu, rate)
         features = inputs.features
@@ -90,8 +102,24 @@ class FamilyModel:
         if name == gpu.name:
             return self.rates[name]
         measured = gpus.find(name)
-        clock = gpu.clock_hz / measured.clock_hz if gpu.clock_hz and measured.clock_hz else 1.0
-        return max(clock * self.rates[name], attainable)
+        if self.measured_gpu(gpu) == name:
+            clock = gpu.clock_hz / measured.clock_hz if gpu.clock_hz and measured.clock_hz else 1.0
+            return max(clock * self.rates[name], attainable if dtype == "float32" else 0.0)
+        return self.rates[name] * self._times_faster(gpu, measured, dtype)
+
+    def _times_faster(self, gpu: Gpu, measured: Gpu, dtype: str) -> float:
+        """Return the ratio of the rates of a GPU and its measured relative: that of their peaks.
+
+        Where products on the measured one may have been held back by its power, it is that of the rates that power allows: an
+        L40S of 350 W says little of a board of 600 W.
+        """
+        if dtype == "float32":
+            return self.attainable.rate(gpu, dtype) / self.attainable.rate(measured, dtype)
+        rates = gpu.rate(dtype), measured.rate(self.dtype)
+        limits = energy.sustained_rate(gpu, dtype), energy.sustained_rate(measured, self.dtype)
+        if self.family == "product" and self.rates[measured.name] <= limits[1]:
+            rates = min(rates[0], limits[0]), min(rates[1], limits[1])
+        return rates[0] / rates[1]
 
     def _at_power(self, calls: FamilyCalls, gpu: Gpu) -> Array:
         """Return the shortest time of calls that the board's power allows, where no rows of the GPU were fitted."""
@@ -105,6 +133,8 @@ class FamilyModel:
         """Return the error that cross-validation found for such calls."""
         where = np.searchsorted(CLASS_EDGES, seconds, side="right")
         name = self.measured_gpu(gpu)
+        if name is None and "relatives" in self.errors and (away := self._away(gpu, calls.dtype)) is not None:
+            return self._errors("relatives", "all")[where] * (1.0 + _FOR_DISTANCE * away) * self._outside(calls)
         if name is None:
             factor = uncertainty.small_sample_factor(len(self.rates))
             if self.family == "product":
@@ -116,6 +146,12 @@ class FamilyModel:
             measured &= np.isin(calls[name], values)
         other_board = 1.0 if gpu.name in self.rates else _OTHER_BOARD
         return np.where(measured, random, np.fmax(slices, random)) * self._outside(calls) * other_board
+
+    def _away(self, gpu: Gpu, dtype: str) -> float | None:
+        """Return how far a GPU is from its measured relative, where that is of the same generation; None otherwise."""
+        name = self.relative(gpu, dtype)
+        near = None if name is None else gpus.find(name)
+        return kinship.distance(gpu, near, dtype) if near and near.architecture == gpu.architecture else None
 
     def _outside(self, calls: FamilyCalls) -> Array:
         """Return the factor of the error of calls that are larger, or smaller, than all measured ones: 1 for others.
