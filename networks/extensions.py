@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import simpy
 
+from triosim.networks.calibration.doubt import ErrorEstimator as ErrorEstimator
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
 from triosim.tasks import CollectiveKind, DeepEP

@@ -8,14 +8,13 @@ time. Other flows on the links get their max-min fair share.
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from triosim.errors import OptionError
 from triosim.networks.calibration.curves import Algorithm, TimeParts
-from triosim.networks.calibration.doubt import relative_error
+from triosim.networks.calibration.doubt import ErrorEstimator, relative_error
 from triosim.networks.calibration.internode import card_share
 from triosim.networks.calibration.lookup import calibration_of, measured_on
 from triosim.networks.calibration.model import Calibration
@@ -203,13 +202,17 @@ def _scaled(edges: tuple[Edge, ...], factor: Callable[[Edge], float]) -> tuple[E
     return tuple([edge._replace(nbytes=edge.nbytes * factor(edge)) for edge in edges])
 
 
-class CalibratedNetwork(ABC):
+class CalibratedNetwork(ErrorEstimator):
     """An extension of networks: collectives take their measured times.
 
     ``calibrated`` is None where the topology has no calibration, or where a run asked for an algorithm or for steps.
     """
 
     calibrated: CalibratedCollectives | None
+
+    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
+        """Return how far off transfers that have run are expected to be; see ``ErrorEstimator``."""
+        return 0.0 if self.calibrated is None else self.calibrated.relative_error(kind, gpus, nbytes)
 
 
 def calibrated_collectives(topology: Topology) -> CalibratedCollectives | None:

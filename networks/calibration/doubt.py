@@ -6,6 +6,7 @@ Errors are mean absolute ones, of the time of the bytes and of the latency: smal
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from triosim.networks.calibration import internode
@@ -52,3 +53,11 @@ def between_nodes() -> PartErrors:
     """Return the errors between nodes: those of clusters that were left out of the fit."""
     _, shared = internode.constants()
     return PartErrors(shared.latency_error, shared.moving_error)
+
+
+class ErrorEstimator(ABC):
+    """States how far off the times of its collectives are expected to be, which the interval of the step counts."""
+
+    @abstractmethod
+    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
+        """Return the mean absolute error of transfers that have run, as a share of their time; 0 where none is known."""

@@ -12,7 +12,7 @@ import pytest
 from test_result import published_schema, violations
 
 import triosim
-from triosim.networks.calibration.calibrated_times import CalibratedNetwork
+from triosim.networks.extensions import ErrorEstimator
 from triosim.results.result import Result
 from triosim.results.uncertainty import WIDTH, communication_error, interval, predictions
 from triosim.results.values import CollectiveTimes, ExposedShare, RankTimes
@@ -56,14 +56,11 @@ def test_what_is_measured_is_certain() -> None:
     assert interval(2.0, [([0], [([operator(1, "mm", 2.0)], 1)])], rank(2.0), 0.0) is None
 
 
-class Doubtful(CalibratedNetwork):
+class Doubtful(ErrorEstimator):
     """A network whose all-reduces are 20% off, and nothing else."""
 
-    class _Collectives:
-        def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
-            return 0.2 if kind == "all_reduce" else 0.0
-
-    calibrated = cast(Any, _Collectives())
+    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
+        return 0.2 if kind == "all_reduce" else 0.0
 
 
 def test_exposed_communication_is_as_far_off_as_the_transfers_of_its_axis() -> None:
@@ -88,13 +85,16 @@ def test_the_network_errs_independently_of_operators() -> None:
 def test_a_machine_that_nobody_measured_makes_the_step_less_sure(trace: Trace) -> None:
     """The same step, computed and sent as fast; for the other system another machine's collectives are scaled."""
     steps = [
-        triosim.simulate(trace, "ddp", gpus=8, topology=name, batch_size=512)
+        triosim.simulate(trace, "ddp", gpus=8, topology=name, batch_size=512, fold=fold)
+        for fold in (True, False)
         for name in ("switch(8, bandwidth=450 GB/s)", "dgx-h100", "dgx-h100(bandwidth=100 GB/s)")
     ]
     off = [communication_error(one.data.collectives, one.data.exposed_communication, one.network) for one in steps]
     exposed = [sum(share.exposed_s - share.waiting_s for share in one.data.exposed_communication) for one in steps]
-    none, measured, other = (error / seconds for error, seconds in zip(off, exposed, strict=True))
+    shares = [error / seconds for error, seconds in zip(off, exposed, strict=True)]
+    none, measured, other = shares[:3]
     assert none == 0.0 < measured < other
+    assert shares[3:] == pytest.approx(shares[:3])  # whether equal ranks are simulated once or not
 
 
 def test_a_model_that_cannot_say_its_error_is_taken_to_err_by_30_percent() -> None:

@@ -14,7 +14,14 @@ from triosim.folding.link_folding import find_link_classes, pattern_edges
 from triosim.folding.shared_links import SharedLinks
 from triosim.folding.uncontended import UncontendedCollectives
 from triosim.networks.base import Network
-from triosim.networks.extensions import ContentionFree, FigureReporter, FoldableNetwork, LinkCounter, TransportNetwork
+from triosim.networks.extensions import (
+    ContentionFree,
+    ErrorEstimator,
+    FigureReporter,
+    FoldableNetwork,
+    LinkCounter,
+    TransportNetwork,
+)
 from triosim.networks.topology import NodeRef
 from triosim.networks.topology.link_symmetry import LinkClasses
 from triosim.tasks import CollectiveKind, Communicator, DeepEP
@@ -22,7 +29,7 @@ from triosim.tasks import CollectiveKind, Communicator, DeepEP
 _TOLERANCE = 1e-9  # by what part of its time the end of a copy may differ from the original's
 
 
-class FoldedNetwork(Network, LinkCounter, FigureReporter, TransportNetwork):
+class FoldedNetwork(Network, LinkCounter, FigureReporter, TransportNetwork, ErrorEstimator):
     """A network that simulates only what influences the representatives. ``patterns`` is what they send.
 
     Raises ``AsymmetryError`` where the times of what is left out are not known to be the same.
@@ -55,6 +62,7 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter, TransportNetwork):
             self._shifts = {pattern: sorted(symmetry.shifts(orbit_of(symmetry, pattern))) for pattern in patterns}
         else:
             raise AsymmetryError(f"the network {type(network).__name__} does not tell which links a collective uses")
+        self._estimators = [one for one in (network, idle) if isinstance(one, ErrorEstimator)]
         self._uncontended = UncontendedCollectives(network.env, idle, uncontended)
 
     def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
@@ -130,6 +138,10 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter, TransportNetwork):
     def figures(self) -> Mapping[str, float]:
         """Return what the network has counted."""
         return self._network.figures() if isinstance(self._network, FigureReporter) else {}
+
+    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
+        """Return how far off transfers that have run are expected to be; see ``ErrorEstimator``."""
+        return max((one.relative_error(kind, gpus, nbytes) for one in self._estimators), default=0.0)
 
 
 def _check_equal_ends(env: simpy.Environment, events: Iterable[simpy.Event]) -> None:

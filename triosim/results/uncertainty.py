@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from triosim.networks.base import Network
-from triosim.networks.calibration.calibrated_times import CalibratedNetwork
+from triosim.networks.extensions import ErrorEstimator
 from triosim.operators.features import base_name
 from triosim.results.finished_run import RankClass
 from triosim.results.values import CollectiveTimes, ExposedShare, Prediction, RankTimes
@@ -89,14 +89,13 @@ def communication_error(
     An axis has the error of its transfers, by their times; all collectives of a network err together. Transfers whose error the
     network does not state count as right: sends, and links that are taken as they are.
     """
-    calibrated = network.calibrated if isinstance(network, CalibratedNetwork) else None
-    if calibrated is None:
+    if not isinstance(network, ErrorEstimator):
         return 0.0
     sums: dict[str, list[float]] = {}  # by axis: seconds, seconds times error
     for row in collectives:
         seconds = sums.setdefault(row.axis, [0.0, 0.0])
         seconds[0] += row.total_s
-        seconds[1] += row.total_s * calibrated.relative_error(row.kind, row.group_size, row.bytes)
+        seconds[1] += row.total_s * network.relative_error(row.kind, row.group_size, row.bytes)
     errors = {axis: off / total for axis, (total, off) in sums.items() if total}
     return math.fsum((share.exposed_s - share.waiting_s) * errors.get(share.axis, 0.0) for share in exposed)
 
