@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +31,12 @@ from triosim.networks.calibration.deepep import (
     NormalKernel,
     kernel_time,
 )
+from triosim.networks.calibration.fit import deepep_table
+from triosim.networks.calibration.fit.deepep_table import MOST_KEPT, STEPS, Step, token_bytes
 from triosim.networks.collectives.expert_exchange import Exchange, reached
 from triosim.tasks import DeepEP
 from validation.report import Row, data
 
-Step = Literal["dispatch", "combine"]
-STEPS: tuple[Step, Step] = ("dispatch", "combine")
 NORMAL, LOW_LATENCY = "collectives/deepep_normal.csv.gz", "collectives/deepep_low_latency.csv.gz"
 #: The preset, the bandwidth to the other GPUs of a node, and the GPUs of a node, by the tables' names.
 SYSTEMS = {
@@ -49,7 +49,6 @@ SYSTEMS = {
 }
 CARD = 50e9  # bytes per second: the machines of several nodes have a card of 400 Gb/s for each GPU
 H800_LINKS = 200e9  # bytes per second: 8 of the H100's 18 NVLinks
-MOST_KEPT = 4  # nodes that a token of the benchmark keeps (min(nodes, 4), its default)
 LARGEST_DECODE = 256  # tokens; DeepEP recommends fewer for its low-latency kernels
 SOURCE = (
     "aiconfigurator's wideep_deepep_normal_perf and wideep_deepep_ll_perf (sglang 0.5.0 to 0.5.12, Apache-2.0); "
@@ -80,11 +79,6 @@ class MeasuredKernel:
         return time.latency + time.moving
 
 
-def token_bytes(step: Step, hidden: int) -> float:
-    """Return the bytes of a token: dispatch sends fp8 with a scale of four bytes for each 128 values, combine bf16."""
-    return hidden * (1 + 4 / 128) if step == "dispatch" else 2.0 * hidden
-
-
 def read(table: str) -> list[MeasuredKernel]:
     """Return the rows of a table, a dispatch and a combine of each line."""
     low_latency = table == LOW_LATENCY
@@ -99,23 +93,14 @@ def read(table: str) -> list[MeasuredKernel]:
 
 def _measured(line: dict[str, str], step: Step, low_latency: bool) -> MeasuredKernel:
     name, link_bandwidth, per_node = SYSTEMS[line["system"]]
-    hidden, tokens, top_k, experts, nodes = (
-        int(line[key]) for key in ("hidden_size", "num_token", "num_topk", "num_experts", "node_num")
-    )
-    sms = 0 if low_latency else int(line[f"{step}_sms"])
-    kept = nodes if low_latency else min(nodes, MOST_KEPT)
-    kernel = DeepEP(
-        *(step, tokens, token_bytes(step, hidden), top_k, experts, nodes, kept), sms=sms, low_latency=low_latency
-    )
+    kernel = deepep_table.kernel_of(line, step)
+    hidden, top_k, experts, tokens = int(line["hidden_size"]), kernel.top_k, kernel.experts, kernel.tokens
+    nodes = int(line["node_num"])
     ranks = per_node * nodes
     messages: float = tokens * top_k if low_latency else tokens * ranks * reached(experts / ranks, kernel)
     forwards: float = 0.0 if low_latency else tokens * nodes * reached(experts / nodes, kernel)
     near = (messages / nodes if low_latency else messages) * (per_node - 1) / per_node
     far = (messages if low_latency else forwards) * (nodes - 1) / nodes
-    if low_latency:
-        seconds = float(line[f"{step}_avg_t_us"])
-    else:
-        seconds = float(line[f"{step}_transmit_us"]) + float(line[f"{step}_notify_us"])
     return MeasuredKernel(
         name,
         (hidden, experts, top_k),
@@ -123,7 +108,7 @@ def _measured(line: dict[str, str], step: Step, low_latency: bool) -> MeasuredKe
         Exchange((), (), ranks, nodes, messages, forwards),
         near * kernel.token_bytes / link_bandwidth,
         far * kernel.token_bytes / CARD,
-        seconds * 1e-6,
+        deepep_table.seconds_of(line, step),
     )
 
 

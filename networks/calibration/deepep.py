@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -189,6 +189,21 @@ def _norm(*seconds: float) -> float:
     return largest * math.pow(math.fsum((one / largest) ** SHARPNESS for one in seconds), 1.0 / SHARPNESS)
 
 
+@dataclass(frozen=True, slots=True)
+class _TokenExchange:
+    """What a kernel moves for one token a GPU, of one byte; the seconds that it needs on links at full speed, and as they are.
+
+    ``links`` and ``cards`` are what the busiest link inside a node and between nodes need, ``idle`` and ``busy`` the busiest
+    of both, at full speed and as they are.
+    """
+
+    moved: Exchange
+    links: float
+    cards: float
+    idle: float
+    busy: float
+
+
 class DeepEPCollectives:
     """DeepEP's kernels on a topology; ``machine`` is the same one with all links at full speed, which their times are of.
 
@@ -199,26 +214,23 @@ class DeepEPCollectives:
         self.topology = topology
         self._machine = machine
         self._per_node = gpus_per_node(topology)
-        self._plans: dict[tuple[tuple[int, ...], DeepEP], CalibratedCollective] = {}
+        self._known: dict[tuple[tuple[int, ...], DeepEP], _TokenExchange] = {}
         self._edges = 0
 
     def plan(self, ranks: Sequence[int], kernel: DeepEP) -> CalibratedCollective:
         """Return the edges of a kernel, its latency, and how often its bytes count on links to take its time alone."""
-        key = (tuple(ranks), kernel)
-        found = self._plans.get(key)
-        if found is None:
-            found = self._planned(*key)
-            self._edges += len(found.steady.edges)
-            if self._edges > _MOST_EDGES:
-                self._plans.clear()
-                self._edges = len(found.steady.edges)
-            self._plans[key] = found
-        return found
+        token, nbytes = self._of_token(tuple(ranks), kernel), kernel.tokens * kernel.token_bytes
+        time = self._time(token, kernel)
+        stretch = time.moving / (token.idle * nbytes) if token.idle * nbytes else 1.0
+        return CalibratedCollective(
+            SteadyState((*token.moved.inside, *token.moved.between), time.latency), nbytes, stretch
+        )
 
     def seconds(self, ranks: Sequence[int], kernel: DeepEP) -> float:
         """Return the time of a kernel alone, longer where links are slowed."""
-        plan = self.plan(ranks, kernel)
-        return plan.steady.latency + plan.stretch * busiest(plan.steady.edges, self.topology)
+        token = self._of_token(tuple(ranks), kernel)
+        time = self._time(token, kernel)
+        return time.latency + time.moving * (token.busy / token.idle if token.idle else 1.0)
 
     @cached_property
     def _system(self) -> DeepEPSystem | None:
@@ -236,19 +248,33 @@ class DeepEPCollectives:
             measured = "measurements of a third of the bandwidth that it publishes"
             yield f"DeepEP over more than {MOST_AGREED} nodes follows {measured}"
 
-    def _planned(self, ranks: tuple[int, ...], kernel: DeepEP) -> CalibratedCollective:
-        by_node: dict[int, list[int]] = {}
-        for rank in ranks:
-            by_node.setdefault(rank // self._per_node, []).append(rank)
-        moved = exchange(self._in_order(kernel, ranks, by_node), list(by_node.values()))
-        edges = (*moved.inside, *moved.between)
-        if self._machine is None or self._system is None:
-            latency = self._latency(moved.inside) + self._latency(moved.between)
-            return CalibratedCollective(SteadyState(edges, latency), 1.0, 1.0)
-        links, cards = busiest(moved.inside, self._machine), busiest(moved.between, self._machine)
-        time = kernel_time(kernel, moved, links, cards, self._system, constants())
-        idle = busiest(edges, self._machine)
-        return CalibratedCollective(SteadyState(edges, time.latency), 1.0, time.moving / idle if idle else 1.0)
+    def _of_token(self, ranks: tuple[int, ...], kernel: DeepEP) -> _TokenExchange:
+        one = replace(kernel.scaled(1.0 / kernel.tokens), token_bytes=1.0, sms=0)
+        found = self._known.get((ranks, one))
+        if found is None:
+            by_node: dict[int, list[int]] = {}
+            for rank in ranks:
+                by_node.setdefault(rank // self._per_node, []).append(rank)
+            moved = exchange(self._in_order(one, ranks, by_node), list(by_node.values()))
+            edges, machine = (*moved.inside, *moved.between), self._machine or self.topology
+            idle = busiest(edges, machine)
+            busy = idle if machine is self.topology else busiest(edges, self.topology)
+            found = _TokenExchange(moved, busiest(moved.inside, machine), busiest(moved.between, machine), idle, busy)
+            self._edges += len(edges)
+            if self._edges > _MOST_EDGES:
+                self._known.clear()
+                self._edges = len(edges)
+            self._known[ranks, one] = found
+        return found
+
+    def _time(self, token: _TokenExchange, kernel: DeepEP) -> KernelTime:
+        """Return the time of a kernel alone on links at full speed."""
+        nbytes, moved = kernel.tokens * kernel.token_bytes, token.moved
+        if self._system is None:
+            return KernelTime(self._latency(moved.inside) + self._latency(moved.between), token.idle * nbytes)
+        messages, forwards = moved.messages * kernel.tokens, moved.forwards * kernel.tokens
+        whole = replace(moved, messages=messages, forwards=forwards)
+        return kernel_time(kernel, whole, token.links * nbytes, token.cards * nbytes, self._system, constants())
 
     def _latency(self, edges: Sequence[Edge]) -> float:
         return max((self.topology.latency_and_bandwidth(*edge[:2])[0] for edge in edges), default=0.0)

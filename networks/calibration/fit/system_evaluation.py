@@ -12,11 +12,14 @@ import simpy
 
 from triosim.errors import TriosimError
 from triosim.networks.analytical import AnalyticalNetwork
+from triosim.networks.calibration.deepep import DeepEPCollectives
 from triosim.networks.calibration.fit import judging, system_table
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.fit.judging import ErrorSummary
 from triosim.networks.calibration.fit.system_table import SEND_RECEIVE, Group, SystemRow
 from triosim.networks.calibration.fit.systems import MeasuredSystem
+from triosim.networks.calibration.lookup import measured_on
+from triosim.tasks import DeepEP
 
 #: The algorithms that a row may name and that work between nodes.
 _BETWEEN_NODES = frozenset({"ring", "tree", "nvls-tree"})
@@ -106,6 +109,7 @@ class _Predictions:
     """Predicts rows; systems that are the same share a network."""
 
     networks: dict[MeasuredSystem, AnalyticalNetwork] = field(default_factory=dict)
+    kernels: dict[MeasuredSystem, DeepEPCollectives] = field(default_factory=dict)
 
     def of(self, row: SystemRow) -> _Prediction:
         """Return the prediction of a row."""
@@ -113,12 +117,21 @@ class _Predictions:
         if system is None or collective is None:
             return _Prediction(row, refused=row.refused)
         try:
+            if row.kernel is not None:
+                return self._of_kernel(row, system, row.kernel)
             network = self.networks.get(system)
             if network is None:
                 network = self.networks[system] = AnalyticalNetwork(simpy.Environment(), system.topology())
             return _Prediction(row, _seconds(network, system, row, collective), network.topology.name)
         except TriosimError as error:
             return _Prediction(row, refused=error.what)
+
+    def _of_kernel(self, row: SystemRow, system: MeasuredSystem, kernel: DeepEP) -> _Prediction:
+        if system not in self.kernels:
+            topology = system.topology()
+            self.kernels[system] = DeepEPCollectives(topology, measured_on(topology))
+        on = self.kernels[system]
+        return _Prediction(row, on.seconds(tuple(system.ranks), kernel), on.topology.name)
 
 
 def _seconds(network: AnalyticalNetwork, system: MeasuredSystem, said: SystemRow, row: MeasuredCollective) -> float:

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Literal
 
 from triosim.errors import TriosimError
-from triosim.networks.calibration.fit import measured, nccl_tests, systems
+from triosim.networks.calibration.fit import deepep_table, measured, nccl_tests, systems
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.fit.systems import MeasuredSystem
+from triosim.tasks import DeepEP
 
 Algorithm = Literal["ring", "tree", "nvls", "nvls-tree", "not-nvls"]
 
 #: The kind of what nccl-tests calls sendrecv: every GPU sends its bytes to the next one.
 SEND_RECEIVE = "send_receive"
-_DEEPEP = "num_topk"  # the column that tables of DeepEP have
 _HEAD = 65536  # bytes of a file that show what it is
 #: The algorithms that a row may name, by words of the name (lower case); the first that fits.
 _ALGORITHMS: tuple[tuple[str, Algorithm | None], ...] = (
@@ -62,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SystemRow:
-    """A row of a table: what was measured, on which system, and by which algorithm, where it names one.
+    """A row of a table: what was measured, on which system, and by which algorithm, where it names one, or kernel of DeepEP.
 
     Where the row cannot be judged, ``refused`` says why, and ``collective`` and ``system`` are None.
     """
@@ -73,6 +73,7 @@ class SystemRow:
     system: MeasuredSystem | None = None
     algorithm: Algorithm | None = None
     refused: str = ""
+    kernel: DeepEP | None = None
 
 
 def is_collectives(path: str) -> bool:
@@ -87,7 +88,7 @@ def is_collectives(path: str) -> bool:
     names = {name.strip() for name in text.partition("\n")[0].split(",")}
     if {"bytes"} < names and names & {"gpus", "num_gpus"}:
         return True
-    return _DEEPEP in names or nccl_tests.is_output(text)
+    return deepep_table.is_header(names) or nccl_tests.is_output(text)
 
 
 def read(path: str, *, collective: str | None = None, gpu: str | None = None) -> list[SystemRow]:
@@ -158,7 +159,7 @@ class _Table:
         self.named = self.column or "gpu"
         self.name = "" if self.column else gpu or _gpu_in_name(path)
         self.healthy = "healthy" in names
-        self.deepep = _DEEPEP in names
+        self.deepep = deepep_table.is_header(names)
         if not self.deepep:
             self.time = _time_column(names, path)
             self.kind = collective or measured.collective_in_name(path) or ""
@@ -176,8 +177,7 @@ class _Table:
     def rows(self, line: Mapping[str, str]) -> list[SystemRow]:
         """Return what a line measured: one collective, or DeepEP's dispatch and combine."""
         if self.deepep:
-            reason = "DeepEP's dispatch and combine are not priced"
-            return [SystemRow(self._group(line, kind, "node_num"), refused=reason) for kind in ("dispatch", "combine")]
+            return [self._kernel(line, step) for step in deepep_table.STEPS]
         word, nbytes = line.get("collective") or self.kind, 0.0
         try:
             nbytes = measured.positive(line["bytes"], "bytes", "")
@@ -187,6 +187,19 @@ class _Table:
             return [SystemRow(self._group(line, word), nbytes, refused=error.what)]
         row = MeasuredCollective(kind, 2, nbytes, seconds)
         return [_placed(self._group(line, kind), row, line, algorithm_of(line.get("algorithm", "")))]
+
+    def _kernel(self, line: Mapping[str, str], step: deepep_table.Step) -> SystemRow:
+        """Return a kernel of DeepEP on all GPUs of its nodes; its bytes are those of a GPU's tokens."""
+        group = self._group(line, step, "node_num")
+        try:
+            kernel, seconds = deepep_table.kernel_of(line, step), deepep_table.seconds_of(line, step)
+            preset = systems.preset_of(group.name)
+            per_node = 0 if preset is None else systems.node_size(preset)
+        except TriosimError as error:
+            return SystemRow(group, refused=error.what)
+        row = MeasuredCollective(step, 2, kernel.tokens * kernel.token_bytes, seconds)
+        said = {**line, "gpus": str(group.nodes * max(per_node, 2)), "nodes": str(group.nodes)}
+        return replace(_placed(group, row, said, None), kernel=kernel)
 
     def _group(self, line: Mapping[str, str], kind: str, nodes: str = "nodes") -> Group:
         name = line[self.column] if self.column else self.name

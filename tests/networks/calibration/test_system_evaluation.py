@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from triosim import Topology, cli
+from triosim.networks.calibration.deepep import DeepEPCollectives
 from triosim.networks.calibration.fit import system_evaluation, system_table
+from triosim.tasks import DeepEP
 
 Run = Callable[..., tuple[int, str, str]]
 HEADER = "collective,gpus,nodes,gpu,nic,bytes,time_us,healthy"
@@ -140,11 +142,31 @@ def test_sends_to_the_next_rank_take_what_two_gpus_of_two_nodes_take_to_exchange
     assert ring == pytest.approx(max(between, inside))
 
 
-def test_tables_of_deepep_are_known_and_refused(run: Run, tmp_path: Path) -> None:
-    header = "device,node_num,hidden_size,num_token,num_topk,num_experts,combine_avg_t_us,dispatch_avg_t_us,system"
-    said = judged(run, tmp_path / "d.csv", "NVIDIA H200,2,7168,32,8,256,60,50,H200-SXM", header=header)
-    assert [(group["collective"], group["nodes"]) for group in said["groups"]] == [("dispatch", 2), ("combine", 2)]
-    assert said["mape_percent"] == 100
+def test_kernels_of_deepep_are_judged_on_the_nodes_of_their_rows(run: Run, tmp_path: Path) -> None:
+    """Times that a topology says are off by nothing; in fp8 a token of 7,168 has 7,168 (1 + 4/128) bytes, in bf16 14,336."""
+    nodes = Topology.load("dgx-h100(nodes=2)")
+    known = DeepEPCollectives(nodes, nodes)
+    dispatch, combine = (
+        1e6 * known.seconds(range(16), DeepEP(step, 4096, nbytes, 8, 256, 2, 2, sms=24))
+        for step, nbytes in (("dispatch", 7168 * (1 + 4 / 128)), ("combine", 14336))
+    )
+    said = judged(
+        run,
+        tmp_path / "t.csv",
+        f"7168,4096,8,256,2,24,{dispatch - 5},5,24,{combine},0,H100-SXM5",
+        f"7168,4096,8,256,2,24,{dispatch / 2},0,24,{combine},0,H100-SXM5",
+        "7168,4096,8,256,2,24,,0,24,30,0,H100-SXM5",
+        "7168,4096,8,256,1,24,30,0,24,30,0,Gaudi 3",
+        header="hidden_size,num_token,num_topk,num_experts,node_num,dispatch_sms,dispatch_transmit_us,dispatch_notify_us,"
+        "combine_sms,combine_transmit_us,combine_notify_us,system",
+    )
+    there, back, *unknown = said["groups"]
+    assert [there[key] for key in ("system", "nodes", "collective", "rows")] == ["H100-SXM5", 2, "dispatch", 3]
+    assert there["mape_percent"] == pytest.approx((0 + 100 + 100) / 3)
+    assert there["refused"] == [{"reason": "dispatch_transmit_us: '' is not a number above zero", "rows": 1}]
+    assert [one["refused"][0]["reason"] for one in unknown] == ["unknown system 'Gaudi 3'"] * 2
+    assert back["collective"] == "combine"
+    assert back["topology"] == "dgx-h100 x 2"
 
 
 def test_what_is_shown_fits_80_columns(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
