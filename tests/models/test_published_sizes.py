@@ -110,3 +110,10 @@ def test_a_name_takes_other_sizes_in_parentheses() -> None:
 def test_what_is_no_size_of_a_model_is_named(name: str, said: str) -> None:
     with pytest.raises(OptionError, match=re.escape(f"{name}: {said}")):
         find(name)
+
+
+def test_ssd300_has_8732_boxes_of_81_classes() -> None:
+    """Liu et al. 2016, section 3.1: of maps of 38, 19, 10, 5, 3 and 1 places a side."""
+    trace = triosim.describe("ssd300", batch=2, optimizer="none")
+    (scores,) = [one for one in trace.operators if one.name.endswith("log_softmax")]
+    assert scores.outputs[0].shape == (2 * 8732, 81)

@@ -24,11 +24,13 @@ from triosim.models.architectures.gemma import Gemma
 from triosim.models.architectures.gpt import GPT
 from triosim.models.architectures.llama import Llama
 from triosim.models.architectures.model import Model
+from triosim.models.architectures.ssd import SSD
 from triosim.models.architectures.t5 import T5
 from triosim.models.architectures.vit import ViT
 
 _ARCHITECTURES: Mapping[str, Callable[..., Model]] = {
-    one.__name__: one for one in (Bert, Clip, ConvNext, DeepSeek, DenseNet, Gemma, GPT, Llama, ResNet, T5, VGG, ViT)
+    one.__name__: one
+    for one in (Bert, Clip, ConvNext, DeepSeek, DenseNet, Gemma, GPT, Llama, ResNet, SSD, T5, VGG, ViT)
 }
 
 

@@ -1,4 +1,4 @@
-"""Training steps of NVIDIA's DeepLearningExamples on A100s and V100s: rows of ResNet-50, ResNeXt-101 and BERT under PyTorch.
+"""Training steps of NVIDIA's DeepLearningExamples on A100s and V100s: ResNet-50, ResNeXt-101, SSD and BERT under PyTorch.
 
 A step's time follows from samples a second. What a row leaves open is in the examples' scripts: images a GPU; LAMB, whose time
 is taken as that of Adam; 384 words of fine-tuned BERTs. Pretraining leaves padding out (``--unpad``), and Wikipedia fills half
@@ -19,7 +19,11 @@ from validation.steps.command import Command, CommandFormat, OutOfScope, axes
 from validation.steps.rows import Record, Row
 
 #: Model and images a GPU of convolutional networks: in mixed precision, and in fp32 or TF32.
-_IMAGES = {"resnet50v1.5": ("resnet50", 256, 128), "resnext101-32x4d": ("resnext101_32x8d(width=4)", 128, 64)}
+_IMAGES = {
+    "resnet50v1.5": ("resnet50", 256, 128),
+    "resnext101-32x4d": ("resnext101_32x8d(width=4)", 128, 64),
+    "SSD": ("ssd300", 64, 32),
+}
 #: Parts of the name of what is out of scope.
 _OTHER = ("Recommendation", "Forecasting", "Speech", "DrugDiscovery", "Segmentation", "Detection/MaskRCNN")
 #: Words of a sample that are no padding, by a sample's length.
@@ -43,7 +47,7 @@ class DeepLearningExamples(CommandFormat):
         if any(part in path for part in _OTHER):
             raise OutOfScope(f"'{path}' is no plain transformer or convolutional network", where=record.where)
         gpu, count, precision = _gpu(record), record.whole("gpus"), record.text("precision")
-        model, samples, options = _images(record, path) if "ConvNets" in path else _bert(record, path)
+        model, samples, options = _bert(record) if path.endswith("/BERT") else _images(record, path)
         parts = options.get("micro_batches") or 1
         command = Command.of(
             model,
@@ -62,15 +66,17 @@ class DeepLearningExamples(CommandFormat):
 def _images(record: Record, path: str) -> tuple[str, int, dict[str, Any]]:
     name = path.rpartition("/")[2]
     if name not in _IMAGES:
-        raise OptionError(f"'{name}' is not described", where=record.where, fix=f"known: {', '.join(_IMAGES)}")
+        raise OptionError(
+            f"'{name}' is not described", where=record.where, fix=f"known: {', '.join((*_IMAGES, 'BERT'))}"
+        )
     model, mixed, single = _IMAGES[name]
-    return model, mixed if record.text("precision") == "mixed/FP16" else single, {"optimizer": "sgd"}
+    said = re.search(r"Batch size / GPU=(\d+)", record.text("row"))
+    usual = mixed if record.text("precision") == "mixed/FP16" else single
+    return model, int(said[1]) if said else usual, {"optimizer": "sgd"}
 
 
-def _bert(record: Record, path: str) -> tuple[str, int, dict[str, Any]]:
+def _bert(record: Record) -> tuple[str, int, dict[str, Any]]:
     """Return the model, the samples of a micro-batch, and options; the first number of a pair is that of fp32 or TF32."""
-    if not path.endswith("/BERT"):
-        raise OptionError(f"'{path}' is not described", where=record.where, fix="known: BERT")
     if record.text("precision") == "TF32":
         raise OptionError(
             "matrix products in TF32 are not described", where=record.where, fix="give fp32 or mixed/FP16"
