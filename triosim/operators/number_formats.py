@@ -51,5 +51,5 @@ def of_scaled(inputs: Sequence[Tensor]) -> str:
     row and column.
     """
     dtype, scales = inputs[0].dtype, [tensor for tensor in inputs[2:4] if len(tensor.shape) > 1]
-    in_blocks = len(scales) == 2 and scales[1].numel < inputs[1].shape[-1]
+    in_blocks = len(scales) == 2 and scales[1].shape != (1, inputs[1].shape[-1])
     return FP8_BLOCK if in_blocks and dtype != FP4 else dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from triosim.compute import families
 from triosim.compute.fit import deepbench, family_tables, table_names
 from triosim.errors import TriosimError
 from triosim.operators import features
+from triosim.operators.number_formats import of_scaled
+from triosim.trace import Tensor
 
 GEMM = "m,n,k,latency_ms\n8,4096,1024,0.01\n16,64,32,0.002\n"
 ATTENTION = "batch_size,sequence_length,num_heads,num_key_value_heads,head_dim,latency_ms\n"
@@ -185,6 +188,22 @@ def test_products_of_narrow_numbers_have_scales(
     assert features.flops(operator) == 2 * 8 * 4096 * 1024
     ((_, calls),) = families.calls_of([operator])
     assert (calls.dtype, calls["m"], calls["n"], calls["k"]) == (table.shapes.dtype, 8, 4096, 1024)
+
+
+@pytest.mark.parametrize(
+    ("scales", "dtype"),
+    [
+        (((), ()), "float8_e4m3fn"),
+        (((64, 1), (1, 32)), "float8_e4m3fn"),  # one for each row and each column
+        (((64, 512), (512, 1)), "float8_e4m3fn_block"),
+        (((64, 1), (1, 1)), "float8_e4m3fn_block"),
+    ],
+)
+def test_the_scales_of_both_factors_say_whether_they_are_in_blocks(
+    scales: Sequence[tuple[int, ...]], dtype: str
+) -> None:
+    factors = [Tensor(0, (64, 65536), "float8_e4m3fn"), Tensor(1, (65536, 32), "float8_e4m3fn")]
+    assert of_scaled([*factors, *(Tensor(2, shape, "float32") for shape in scales)]) == dtype
 
 
 def test_deepbench_multiplies_matrices_that_are_stored_by_columns(tmp_path: Path) -> None:
