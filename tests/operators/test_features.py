@@ -259,6 +259,14 @@ def test_a_node_that_hands_its_gradient_on_moves_nothing() -> None:
     assert (input_bytes(summed), output_bytes(summed)) == (160.0, 20.0)
 
 
+def test_a_batch_norm_that_does_not_train_reads_its_data_once() -> None:
+    data, scale = tensor(1, 8, 4, 10), tensor(2, 4, category="parameter")
+    norm = replace(
+        operator("aten::native_batch_norm", [data, scale], [tensor(3, 8, 4, 10)]), attributes={"training": False}
+    )
+    assert input_bytes(norm) == data.nbytes + scale.nbytes
+
+
 def test_batch_norm_reads_its_data_twice_in_both_directions() -> None:
     """Backward, the sums over samples of the gradient and of its product with the data come first."""
     data, scale = tensor(1, 8, 4, 10), tensor(2, 4)

@@ -39,7 +39,7 @@ _PER_ELEMENT: Mapping[Kind, float] = {
     "embedding": 1.0,
     "index": 1.0,
 }
-#: These read their data twice: once for the statistics over all samples, once to normalise it.
+#: These read their data twice in training: once for the statistics over all samples, once to normalise it.
 _TWO_PASSES = frozenset(("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"))
 #: These do not read their input: they write to it, or take its shape and dtype.
 _OVERWRITTEN = frozenset(("zero", "fill", "bernoulli", "normal", "uniform", "random", "exponential"))
@@ -155,7 +155,8 @@ def input_bytes(operator: Operator, forward: Operator | None = None) -> float:
         picked = 0 if "backward" in whole else logarithms.nbytes * samples // max(logarithms.numel, 1)
         return float(sum(tensor.nbytes for tensor in read if tensor is not logarithms) + picked)
     total = float(sum(tensor.nbytes for tensor in read))
-    if (name in _TWO_PASSES or _fills_a_copy(operator)) and read:
+    statistics = name in _TWO_PASSES and operator.attributes.get("training") is not False
+    if (statistics or _fills_a_copy(operator)) and read:
         total += read[0].nbytes
     elif "backward" in whole and any(norm in whole for norm in ("batchnorm", "instancenorm")):
         # Another pass over the gradient and the normalised data, which are the largest.

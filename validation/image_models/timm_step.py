@@ -18,11 +18,12 @@ import torch
 from timm.layers import set_fused_attn
 from torch import nn
 
-#: Models that timm no longer has, as a model of today with other arguments.
+#: Models that timm no longer has, or takes for another one, as a model of today with other arguments.
 RETIRED: dict[str, tuple[str, dict[str, object]]] = {
     "densenet121d": ("densenet121", {"stem_type": "deep"}),
     "densenet264": ("densenet161", {"growth_rate": 48, "block_config": (6, 12, 64, 48)}),
     "densenet264d_iabn": ("densenet161", {"growth_rate": 48, "block_config": (6, 12, 64, 48), "stem_type": "deep"}),
+    **{f"ig_resnext101_32x{width}d": ("resnext101_32x32d", {"base_width": width}) for width in (16, 32, 48)},
     "regnety_040s_gn": ("regnety_040_sgn", {}),
     "semobilevit_s": ("mobilevit_s", {"attn_layer": "se"}),
     "vit_medium_patch16_reg4_256": ("vit_medium_patch16_reg4_gap_256", {"class_token": True, "global_pool": "token"}),
@@ -35,10 +36,11 @@ def build(name: str, image_size: int | None = None, attention: str = "fused") ->
     known, more = RETIRED.get(name, (name, {}))
     if not timm.is_model(known):
         raise ValueError(f"timm {timm.__version__} has no model '{name}'")
-    model: nn.Module = timm.create_model(known, in_chans=3, **more)
-    own = model.pretrained_cfg
-    if image_size not in (None, own["input_size"][-1]) and own.get("fixed_input_size"):
-        model = timm.create_model(known, in_chans=3, img_size=image_size, **more)
+    with torch.device("cuda"):
+        model: nn.Module = timm.create_model(known, in_chans=3, **more)
+        own = model.pretrained_cfg
+        if image_size not in (None, own["input_size"][-1]) and own.get("fixed_input_size"):
+            model = timm.create_model(known, in_chans=3, img_size=image_size, **more)
     return model
 
 

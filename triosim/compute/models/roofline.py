@@ -1,17 +1,18 @@
 """Operator times by the roofline: a launch, and the longer of arithmetic near the peak and bytes near the bandwidth.
 
-    time = launch + max(FLOPs / (e_c * rate of the dtype), bytes / (e_m * bandwidth))
+    time = launch + max(FLOPs / (e_c * rate of the dtype), bytes / (e_m * bandwidth)) + converted bytes / (e_m * bandwidth)
 
 Williams, Waterman and Patterson, "Roofline" (CACM 2009). The efficiencies e_c and e_m belong to a class of operators. The
 defaults are coarse, rounded fits to the measured tables that docs/compute-models.md names, over all of their GPUs; ``fit``
 replaces those of the classes that a trace has enough operators of. Float32 convolutions run in TF32 where the GPU has it,
 as PyTorch's default is; float32 products do not, and their rate is limited by the board's power. The products of a recurrent
-layer's steps wait for each other: it has a launch for each.
+layer's steps wait for each other: it has a launch for each. Tensor cores convolve images with their channels last; cuDNN
+converts others before and after, which reads and writes each once more. Depthwise convolutions do not run on tensor cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,20 +59,39 @@ class Efficiency:
         return self.errors[-1]
 
 
-#: By class. Products, attention, element-wise operators, reductions: fitted to measured tables. The rest are assumptions.
+#: By class. Products, attention, element-wise operators and reductions are fitted to measured tables of operators; those of
+#: images and of mixed precision to whole steps of timm's models (``python -m validation.image_models.efficiencies``).
 DEFAULTS = {
     "product": Efficiency(0.75, 0.6, (0.5, 0.5, 0.3), 4e-6),
     "convolution": Efficiency(0.7, 0.6, (0.5, 0.5, 0.4), 4e-6),
-    "convolution on tensor cores": Efficiency(0.4, 0.6, (0.5, 0.5, 0.4), 4e-6),
+    "convolution on tensor cores": Efficiency(0.9, 0.7, (0.5, 0.35, 0.2), 4e-6),
+    "grouped convolution": Efficiency(0.6, 0.54, (0.5, 0.5, 0.4), 4e-6),
+    "grouped gradient": Efficiency(0.035, 0.54, (0.5, 0.5, 0.5), 4e-6),
+    "depthwise convolution": Efficiency(0.5, 0.33, (0.5, 0.35, 0.25), 4e-6),
     "attention": Efficiency(0.5, 0.6, (0.7, 0.9, 0.45), 8e-6),
     "reduction": Efficiency(0.5, 0.62, (0.3, 0.3, 0.25)),
+    "batch norm": Efficiency(0.5, 0.85, (0.3, 0.3, 0.2)),
+    "row gradient": Efficiency(0.5, 0.7, (0.3, 0.3, 0.25)),
+    "pooling": Efficiency(0.5, 0.67, (0.3, 0.3, 0.25)),
+    "pooling gradient": Efficiency(0.5, 0.63, (0.3, 0.3, 0.25)),
     "elementwise": Efficiency(0.5, 0.78, (0.2, 0.12, 0.12)),
-    "optimizer": Efficiency(0.5, 0.7, (0.4, 0.3, 0.3)),
+    "cast": Efficiency(0.5, 0.68, (0.2, 0.2, 0.2)),
+    "copy": Efficiency(0.5, 0.44, (0.3, 0.3, 0.3)),
+    "optimizer": Efficiency(0.5, 0.76, (0.4, 0.3, 0.3)),
 }
 Key = tuple[str, str, str]  # class, phase and dtype; the dtype is empty for a class that only moves bytes
+_CONVOLUTIONS = ("convolution", "grouped convolution", "grouped gradient", "depthwise convolution")
 #: The classes whose efficiencies depend on the dtype; all others only move bytes.
-ARITHMETIC = ("product", "convolution", "attention")
-_REDUCTIONS = ("norm", "softmax", "sum", "mean", "pool", "loss", "var", "argmax", "cumsum", "topk", "sort", "embedding")
+ARITHMETIC = ("product", *_CONVOLUTIONS, "attention")
+#: Words in the names of operators that are not element-wise, and the classes that these are of, the first that fits.
+_CLASSES: Mapping[str, Sequence[str]] = {
+    "batch norm": ("batch_norm",),
+    "pooling": ("pool", "upsample"),
+    "reduction": ("norm", "softmax", "sum", "mean", "loss", "var", "argmax", "cumsum", "topk", "sort", "embedding"),
+    "cast": ("to_copy",),
+    "copy": ("clone", "contiguous", "cat", "pad", "roll", "index", "slice_", "select_", "stack", "repeat"),
+}
+_HALF = ("float16", "bfloat16")
 #: The relative error of a ratio for each factor of e between two sizes, in measured tables (``uncertainty.resizing_error``);
 #: and the part of the error of one estimate that is left in the ratio of two on one GPU.
 PER_E_FOLD = (0.14, 0.13, 0.09)
@@ -99,24 +119,25 @@ class Roofline(ComputeModel):
         """Fit the efficiencies to operators that were measured on a GPU."""
         self.gpu = gpu
         self.efficiencies = {}
-        found = _ceilings(operators, _gpu(gpu))
+        found = ceilings(operators, _gpu(gpu))
         seconds = np.array([operator.seconds for operator in operators])
         members: dict[Key, list[int]] = {}
         for row, key in enumerate(found.classes):
             members.setdefault(key, []).append(row)
         for key, rows in members.items():
             timed = np.array(rows)[seconds[rows] > 0.0]
-            self.efficiencies[key] = _fit(found.arithmetic[timed], found.traffic[timed], seconds[timed], default(key))
+            ceiling = np.stack((found.arithmetic, found.traffic, found.converted))[:, timed]
+            self.efficiencies[key] = _fit(ceiling, seconds[timed], default(key))
 
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on a GPU, with the fitted efficiencies even if they are another GPU's."""
-        found = _ceilings(operators, _gpu(gpu))
+        found = ceilings(operators, _gpu(gpu))
         used = [self.efficiencies.get(key) or default(key) for key in found.classes]
         compute = np.array([one.compute for one in used])
         memory = np.array([one.memory for one in used])
         launch = np.array([one.launch for one in used]) * found.launches
-        seconds = np.fmax(found.arithmetic / compute, found.traffic / memory) + launch
+        seconds = np.fmax(found.arithmetic / compute, found.traffic / memory) + found.converted / memory + launch
         errors = np.array([one.errors for one in used]).reshape(len(used), 3)
         if gpu not in ("", self.gpu):
             errors = np.fmax(errors, np.array([default(key).errors for key in found.classes]).reshape(len(used), 3))
@@ -145,38 +166,65 @@ def class_of(operator: Operator, forward: Operator | None = None) -> str:
     name = features.base_name((forward or operator).name)
     lower = name.lower()
     of = kind_of(name)
+    if of == "convolution" or (of == "unknown" and "convolution" in lower):
+        return _class_of_convolution(forward or operator, operator.phase)
     if of in ARITHMETIC:
         return of
     if of == "recurrent":
         return "product"  # most of its arithmetic
-    if of == "unknown" and "convolution" in lower:
+    found = next((one for one, words in _CLASSES.items() if any(word in lower for word in words)), "elementwise")
+    if operator.phase == "backward" and found == "pooling":
+        return "pooling gradient"
+    return (
+        "row gradient" if operator.phase == "backward" and of in ("norm", "softmax") and found == "reduction" else found
+    )
+
+
+def _class_of_convolution(operator: Operator, phase: str) -> str:
+    """Return the class of a convolution by the channels of a group; a gradient names its own first, then data and weight.
+
+    cuDNN 8 has quick gradients of groups with their channels last for 4, 8, 16 or 32 channels in multiples of 32 groups alone.
+    """
+    groups = operator.attributes.get("groups", 1)
+    weight = operator.inputs[1:][operator.name.endswith("_backward") :][:1]
+    if not isinstance(groups, int) or groups == 1 or not weight or len(weight[0].shape) < 2:
         return "convolution"
-    return "reduction" if any(word in lower for word in _REDUCTIONS) else "elementwise"
+    channels = weight[0].shape[1]
+    if channels == 1:
+        return "depthwise convolution"
+    quick = channels in (4, 8, 16, 32) and groups % 32 == 0
+    slow = phase == "backward" and operator.attributes.get("channels_last") and not quick
+    return "grouped gradient" if slow else "grouped convolution"
 
 
 def arithmetic_dtype(operator: Operator, gpu: gpus.Gpu, kind: str) -> str:
-    """Return the dtype that an operator computes in: that of its first floating-point tensor."""
+    """Return the dtype that an operator computes in: that of its first floating-point tensor, as its units allow."""
+    if kind == "depthwise convolution":
+        return "float32"  # not on tensor cores
     dtype = next((t.dtype for t in (*operator.inputs, *operator.outputs) if "float" in t.dtype), "float32")
-    return "tf32" if dtype == "float32" and kind == "convolution" and "tf32" in gpu.flops else dtype
+    return "tf32" if dtype == "float32" and kind in _CONVOLUTIONS and "tf32" in gpu.flops else dtype
 
 
 @dataclass(frozen=True, slots=True)
-class _Ceilings:
-    """For each operator: its class, the seconds of its arithmetic and of its bytes at the GPU's peaks, a factor of its error,
-    and how many launches in a row it needs.
+class Ceilings:
+    """For each operator: its class, the seconds at the GPU's peaks of its arithmetic, its bytes and those that it converts, a
+    factor of its error, and how many launches in a row it needs.
     """
 
     classes: list[Key]
     arithmetic: Array
     traffic: Array
+    converted: Array
     factor: Array
     launches: Array
 
 
-def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
+def ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> Ceilings:
+    """Return the ceilings of operators on a GPU."""
     seen, rows = OperatorSequence.of(operators).distinct
     classes: list[Key] = []
-    arithmetic, factor, launches = np.zeros(len(seen)), np.ones(len(seen)), np.ones(len(seen))
+    arithmetic, converted = np.zeros(len(seen)), np.zeros(len(seen))
+    factor, launches = np.ones(len(seen)), np.ones(len(seen))
     flops = seen.drivers[:, 0]
     for row, (operator, forward) in enumerate(zip(seen, seen.forwards, strict=True)):
         kind = class_of(operator, forward)
@@ -186,12 +234,28 @@ def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
             causal = kind == "attention" and (forward or operator).attributes.get("is_causal") is True
             arithmetic[row] = flops[row] * (0.5 if causal else 1.0) / _rate(gpu, dtype, kind)
             factor[row] = uncertainty.power_limit_factor(gpu, dtype) if kind == "product" else 1.0
+            if kind in _CONVOLUTIONS and dtype in _HALF and has_tensor_cores(gpu):
+                converted[row] = _converted_bytes(operator) / gpu.bandwidth
         if features.kind(operator) == "recurrent":
             launches[row] = products.recurrent_steps(forward or operator)
     traffic = seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth
-    return _Ceilings(
-        [classes[row] for row in rows.tolist()], arithmetic[rows], traffic[rows], factor[rows], launches[rows]
+    return Ceilings(
+        [classes[row] for row in rows.tolist()],
+        *(column[rows] for column in (arithmetic, traffic, converted, factor, launches)),
     )
+
+
+def has_tensor_cores(gpu: gpus.Gpu) -> bool:
+    """Whether half precision is convolved by tensor cores: on Ampere and later, and where its rate is many times float32's."""
+    return "tf32" in gpu.flops or gpu.rate("float16") > 3.0 * gpu.rate("float32")
+
+
+def _converted_bytes(operator: Operator) -> float:
+    """Return what is read and written to convert a convolution's images, where their channels are not last."""
+    if operator.attributes.get("channels_last") or not operator.outputs:
+        return 0.0
+    data = operator.inputs[:2] if operator.name.endswith("_backward") else operator.inputs[:1]
+    return 2.0 * sum(tensor.nbytes for tensor in (*data, operator.outputs[0]))
 
 
 def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
@@ -202,23 +266,28 @@ def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
     return min(peak, energy.sustained_rate(gpu, dtype) / DEFAULTS["product"].compute)
 
 
-def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency) -> Efficiency:
-    """Return the pair of efficiencies with about the smallest mean absolute relative error."""
+def _fit(ceiling: Array, seconds: Array, default: Efficiency) -> Efficiency:
+    """Return the pair of efficiencies with about the smallest mean absolute relative error.
+
+    ``ceiling`` is the seconds at the peaks: of arithmetic, of the bytes, and of those that are converted.
+    """
     points = len(seconds)
     if not points:
         return default
+    arithmetic, traffic, converted = ceiling
     launches = (min(default.launch, float(seconds.min()) / 2.0), min(_LEAST_LAUNCH, float(seconds.min()) / 2.0))
     if points < FEWEST:  # scale the efficiency that limits them; so few show no error, so keep the default one
-        by_compute, by_memory = arithmetic / default.compute, traffic / default.memory
+        by_compute, by_memory = arithmetic / default.compute, (traffic + converted) / default.memory
         level = float(np.median(np.fmax(by_compute, by_memory) / (seconds - launches[0]))) or 1.0
         if (by_compute > by_memory).mean() >= 0.5:
             return replace(default, compute=default.compute * level, launch=launches[0])
         return replace(default, memory=default.memory * level, launch=launches[0])
     compute = _GRID if arithmetic.any() else np.array([default.compute])
     # A network repeats its layers: errors of equal points are computed once, and counted for each.
-    points_once, distinct_rows = np.unique(np.stack((arithmetic, traffic, seconds)), axis=1, return_inverse=True)
-    arithmetic_once, traffic_once, seconds_once = points_once
+    points_once, distinct_rows = np.unique(np.vstack((ceiling, seconds)), axis=1, return_inverse=True)
+    arithmetic_once, traffic_once, converted_once, seconds_once = points_once
     busy = np.maximum(arithmetic_once / compute[:, None, None], traffic_once / _GRID[:, None])
+    busy += converted_once / _GRID[:, None]
     off = (np.abs((busy + launch) / seconds_once - 1.0) for launch in launches)
     errors = np.array([[row.take(distinct_rows, axis=1).mean(axis=1) for row in one] for one in off])
     # An efficiency that limits none of the operators cannot be fitted: of equally good pairs, take the nearest to the default.

@@ -1,0 +1,78 @@
+"""Convolutions on tensor cores, in groups and by depth, and what their memory format costs, by the roofline."""
+
+from __future__ import annotations
+
+import pytest
+
+from triosim import gpus
+from triosim.compute.attainable_rate import DEFAULT
+from triosim.compute.models.roofline import DEFAULTS, Roofline, class_of
+from triosim.trace import Operator, Tensor
+
+
+def convolution(channels: int, groups: int = 1, *, channels_last: bool = True, dtype: str = "float16") -> Operator:
+    """A 3x3 convolution of 64 images of 56 x 56."""
+    data, out = (Tensor(one, (64, channels, 56, 56), dtype) for one in (1, 3))
+    weight = Tensor(2, (channels, channels // groups, 3, 3), dtype)
+    attributes = {"groups": groups, **({"channels_last": True} if channels_last else {})}
+    return Operator(1, "aten::convolution", "forward", "c", (data, weight), (out,), 0.0, attributes=attributes)
+
+
+def gradient(forward: Operator) -> Operator:
+    """The gradients of data and weight."""
+    data, weight = forward.inputs
+    given, made = (Tensor(number, data.shape, data.dtype) for number in (4, 5))
+    of_weight = Tensor(6, weight.shape, weight.dtype)
+    name, inputs = "aten::convolution_backward", (given, data, weight)
+    return Operator(2, name, "backward", "c", inputs, (made, of_weight), 0.0, forward=1, attributes=forward.attributes)
+
+
+def seconds(operator: Operator, gpu: str = "RTX-3090") -> float:
+    return float(Roofline().estimate([operator], gpu).seconds[0])
+
+
+def test_tensor_cores_reach_their_part_of_the_peak() -> None:
+    flops = 2.0 * 64 * 56 * 56 * 256 * 256 * 9
+    used = DEFAULTS["convolution on tensor cores"]
+    assert seconds(convolution(256)) == pytest.approx(flops / (used.compute * 71e12) + used.launch)
+
+
+def test_channels_first_are_converted_in_half_precision_alone() -> None:
+    image = 64 * 256 * 56 * 56
+    converted = 2.0 * 2 * 2 * image / (gpus.find("RTX-3090").bandwidth * DEFAULTS["convolution on tensor cores"].memory)
+    assert seconds(convolution(256, channels_last=False)) - seconds(convolution(256)) == pytest.approx(converted)
+    for gpu, dtype in (("RTX-3090", "float32"), ("P100", "float16")):  # in float32, and without tensor cores
+        first, last = (convolution(256, channels_last=one, dtype=dtype) for one in (False, True))
+        assert seconds(first, gpu) == seconds(last, gpu)
+
+
+def test_a_depthwise_convolution_is_bound_by_its_bytes() -> None:
+    image = 2 * 64 * 256 * 56 * 56
+    used = DEFAULTS["depthwise convolution"]
+    expected = (2 * image + 2 * 256 * 9) / (936e9 * used.memory) + used.launch
+    assert seconds(convolution(256, 256)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "channels_last", "expected"),
+    [
+        (256, 1, True, "convolution"),
+        (256, 256, True, "depthwise convolution"),
+        (256, 32, True, "grouped convolution"),  # 8 channels in 32 groups: ResNeXt's
+        (256, 4, True, "grouped gradient"),  # 64 channels: RegNet's
+        (256, 4, False, "grouped convolution"),
+        (240, 15, True, "grouped gradient"),  # 16 channels, but 15 groups
+    ],
+)
+def test_gradients_of_groups_with_channels_last_are_slow_but_for_resnexts(
+    channels: int, groups: int, channels_last: bool, expected: str
+) -> None:
+    forward = convolution(channels, groups, channels_last=channels_last)
+    assert class_of(gradient(forward), forward) == class_of(gradient(forward)) == expected
+    assert class_of(forward) != "grouped gradient"
+
+
+def test_boards_that_halve_their_tensor_cores_reach_all_of_the_peak() -> None:
+    for name, halved in (("RTX-3090", True), ("RTX-4090", True), ("A100", False), ("L40S", False)):
+        gpu = gpus.find(name)
+        assert (DEFAULT.rate(gpu, "float16") == gpu.flops["float16"]) is halved
