@@ -166,22 +166,6 @@ def test_selective_recomputation_and_sequence_parallelism_are_read(table):
         formats.read(table(line.format("some", "no"), header=header))
 
 
-def test_only_products_with_a_vocabulary_that_is_not_padded_and_not_divided_take_longer(table):
-    header = (
-        "model,layers,hidden,heads,sequence_length,vocab,gpus,tp,pp,interleave,dp,global_batch,micro_batch,recompute,"
-        "sequence_parallel,iteration_time_s,source"
-    )
-    whole, divided = "2,2,1,256,4,2,128,1,2,1,10", "2,2,1,256,4,2,128,2,1,1,10"
-    padded = "tiny,2,256,4,128,51200,1,1,1,1,1,2,1,full,no,1.5,nobody"
-    cheap, dear = ({**constants.values(), "vocabulary": factor} for factor in (1.0, 10.0))
-    kind, rows = formats.read(table(whole, divided))
-    other, more = formats.read(table(padded, header=header))
-    slower = [
-        k.predict(row, dear) > k.predict(row, cheap) for k, row in ((kind, rows[0]), (kind, rows[1]), (other, more[0]))
-    ]
-    assert slower == [True, False, False]
-
-
 def test_the_fit_finds_a_constant_again(table, tmp_path, monkeypatch, capsys):
     """Rows that were predicted with one launch cost are fitted from another."""
     monkeypatch.setattr(constants, "FILE", tmp_path / "constants.json")
@@ -246,12 +230,11 @@ def test_what_was_printed_is_not_simulated_again(table, tmp_path, capsys, monkey
 
 
 def test_a_constant_changes_a_row_by_the_factor_by_which_it_changes_its_stand_in(table):
-    """Rows of one node with replicas, stages and many micro-batches: a fifth more host time, or time of the vocabulary."""
+    """Rows of one node with replicas, stages and many micro-batches: a fifth more host time."""
     lines = ("4,8,1,256,4,4,128,2,1,2,10", "4,16,1,256,4,4,128,1,2,2,10", "2,8,2,256,4,4,128,1,2,1,10")
     kind, rows = formats.read(table(*lines))
     known = constants.values()
-    for name in ("launch", "vocabulary"):
-        dearer = known | {name: 1.2 * known[name]}
-        for row in rows:
-            own, stand = (kind.predict(one, dearer) / kind.predict(one, known) for one in (row, kind.stand_in(row)))
-            assert own == pytest.approx(stand, abs=0.01), (name, row.label)
+    dearer = known | {"launch": 1.2 * known["launch"]}
+    for row in rows:
+        own, stand = (kind.predict(one, dearer) / kind.predict(one, known) for one in (row, kind.stand_in(row)))
+        assert own == pytest.approx(stand, abs=0.01), row.label

@@ -26,6 +26,7 @@ _SIZES = {
     "pp": "pipeline parallelism",
 }
 _TIME = "iteration time (ms)"
+_WORDS = 50257
 
 
 class OneNode(FittedFormat):
@@ -64,7 +65,7 @@ class OneNode(FittedFormat):
             **{name: record.whole(column) for name, column in _SIZES.items()},
             nodes=self.nodes,
             recompute=self.recompute,
-            padded=False,
+            vocab=_WORDS - _WORDS % record.whole(_SIZES["tp"]),
         )
         step.check(record, record.whole("# GPUs"))
         return Row(step.label, step.model, record.number(_TIME), "ms", step)

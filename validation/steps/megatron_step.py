@@ -13,11 +13,10 @@ from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.topology import Section, Topology
 from triosim.networks.topology.description import Location
 from triosim.operators.features import base_name
-from triosim.operators.kinds import kind_of
 from triosim.trace import Operator, Trace
 from validation.steps.rows import Record
 
-CONSTANTS = ("launch", "softmax", "vocabulary", "wait", "ahead")
+CONSTANTS = ("launch", "softmax", "wait", "ahead")
 
 #: Nodes by their network: vTrain's have four cards, each for two GPUs; Korthikanti's (Selene) have one for each GPU.
 _NODES: dict[str, dict[str, Any]] = {
@@ -29,10 +28,7 @@ _NODES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What is trained, and how it is divided; ``interleave`` is the number of stages of a rank.
-
-    ``padded``: the vocabulary is padded, as Megatron-LM does, so that the rows of its products are on 16-byte boundaries.
-    """
+    """What is trained, and how it is divided; ``interleave`` is the number of stages of a rank."""
 
     layers: int
     hidden: int
@@ -48,7 +44,6 @@ class Step:
     interleave: int = 1
     recompute: str
     sequence_parallel: bool = False
-    padded: bool = True
 
     @property
     def gpus(self) -> int:
@@ -153,10 +148,7 @@ def _trace(step: Step, constants: tuple[tuple[str, float], ...]) -> Trace:
 def _timed(operator: Operator, step: Step, constants: Mapping[str, float]) -> Operator:
     if not operator.seconds:
         return operator  # a view
-    name = base_name(operator.name)
-    seconds, host = operator.seconds, constants["launch"]
-    if kind_of(name) == "product" and operator.layer == "output_layer" and step.tp == 1 and not step.padded:
-        seconds *= constants["vocabulary"]
-    elif name in ("softmax", "softmax_backward_data") and not step.fused_softmax:
+    host = constants["launch"]
+    if base_name(operator.name) in ("softmax", "softmax_backward_data") and not step.fused_softmax:
         host += constants["softmax"]
-    return replace(operator, seconds=seconds, host_seconds=host)
+    return operator.with_host_seconds(host)

@@ -16,7 +16,7 @@ from triosim.compute.families import FamilyCalls
 from triosim.compute.learned import model_files
 from triosim.compute.learned.call_features import ATTENTION_SECONDS
 from triosim.compute.learned.family_model import FamilyModel
-from triosim.compute.models import attention_kernels
+from triosim.compute.models import alignment, attention_kernels
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu, energy
 from triosim.trace import Operator
@@ -66,6 +66,8 @@ class Forest(ComputeModel):
                 seconds, error = self._predict(model, calls, target)
                 _add(found, rows, seconds, error + _GRADIENT_ERROR)
                 self._name(found, rows, model, target)
+        if "product" in self.families:
+            found.seconds[:] *= [alignment.slowdown(*one) for one in zip(seen, seen.forwards, strict=True)]
         return found
 
     def _model(self, calls: FamilyCalls, gpu: Gpu) -> FamilyModel | None:

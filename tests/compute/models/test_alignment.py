@@ -1,0 +1,50 @@
+"""Products in half precision whose rows are not on 16-byte boundaries."""
+
+from __future__ import annotations
+
+import pytest
+
+from triosim.compute.models.alignment import slowdown
+from triosim.compute.models.auto import AutoComputeModel
+from triosim.trace import Operator, Tensor
+
+ONE, BATCH = 3.3, 11.5
+
+
+def product(*shapes: tuple[int, ...], dtype: str = "float16", name: str = "aten::mm", number: int = 0) -> Operator:
+    tensors = tuple(Tensor(100 * number + place, shape, dtype) for place, shape in enumerate(shapes))
+    phase = "forward" if number == 0 else "backward"
+    return Operator(number, name, phase, "l", tensors[:-1], tensors[-1:], 0.0, forward=0 if number else None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("words", "factor"), [(50257, ONE), (50256, 1.0), (12564, ONE), (50304, 1.0)])
+def test_rows_of_logits_of_half_precision_need_a_multiple_of_eight_words(words: int, factor: float) -> None:
+    """50,257 words over four GPUs are 12,564, whose rows are on every other boundary of 8 bytes."""
+    assert slowdown(product((512, 1024), (1024, words), (512, words)), None) == factor
+
+
+def test_a_number_of_tokens_is_the_length_of_no_row() -> None:
+    assert slowdown(product((511, 1024), (1024, 4096), (511, 4096)), None) == 1.0
+
+
+def test_single_precision_has_no_such_kernels() -> None:
+    assert slowdown(product((512, 1024), (1024, 50257), (512, 50257), dtype="float32"), None) == 1.0
+
+
+def test_a_gradient_has_the_rows_of_its_product() -> None:
+    forward = product((512, 1024), (1024, 50257), (512, 50257))
+    backward = product((50257, 512), (512, 1024), (50257, 1024), number=1)
+    assert slowdown(backward, forward) == ONE
+    assert slowdown(backward, product((512, 1024), (1024, 50304), (512, 50304))) == 1.0
+
+
+@pytest.mark.parametrize(("features", "factor"), [(108, BATCH), (150, BATCH), (104, 1.0)])
+def test_scores_of_heads_off_the_boundaries_are_another_kernel(features: int, factor: float) -> None:
+    scores = product((16, 2048, features), (16, features, 2048), (16, 2048, 2048), name="aten::bmm")
+    assert slowdown(scores, None) == factor
+
+
+def test_the_times_of_products_have_the_factor() -> None:
+    odd, even = (product((512, 1024), (1024, words), (512, words)) for words in (50257, 50256))
+    took = AutoComputeModel().estimate([odd, even], "A100-SXM-80GB").seconds
+    assert took[0] / took[1] == pytest.approx(ONE, rel=0.05)

@@ -1,0 +1,36 @@
+"""How much longer products in half precision take whose rows are not on 16-byte boundaries.
+
+Tensor cores are fed 16 bytes at a time; where the rows of a factor or of the result do not begin on such boundaries, libraries
+run kernels that load less at a time (NVIDIA, "Matrix Multiplication Background User's Guide", section 4.1). Both factors were
+measured on A100s, with cuBLAS 11; tables of products hold aligned ones alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+from triosim.operators import products
+from triosim.operators.features import base_name
+from triosim.trace import DTYPE_BYTES, Operator
+
+#: One product: with the whole vocabulary of 50,257 that vTrain's GPTs have, whose rows are odd (724 steps on one node).
+_ONE = 3.3
+#: A batch of products: heads of 108 features instead of 144 make BigScience's step of 182B 40% longer, and such products
+#: were 4% of its computing: 11.7 times. By its 200B, with heads of 150 features, it is 11.1 times.
+_BATCH = 11.5
+_BOUNDARY = 16
+_HALF = ("float16", "bfloat16")
+
+
+def slowdown(operator: Operator, forward: Operator | None) -> float:
+    """Return the factor of a product's time; that of a gradient has the rows of its ``forward`` operator."""
+    of = forward or operator
+    name = base_name(of.name)
+    pair = products.factors(name, of.inputs) if name in products.DENSE else None
+    if pair is None or pair[0].dtype not in _HALF or (operator.phase == "backward" and forward is None):
+        return 1.0
+    first, second = pair[0].shape, pair[1].shape
+    rows = (first[-1], *second[-2:])
+    if all(length * DTYPE_BYTES[pair[0].dtype] % _BOUNDARY == 0 for length in rows):
+        return 1.0
+    return _BATCH if math.prod(second[:-2]) > 1 else _ONE
