@@ -82,6 +82,17 @@ def test_the_network_errs_independently_of_operators() -> None:
     assert found[1] / 4.0 - 1.0 == pytest.approx(WIDTH * math.hypot(0.2, 0.15) / 4.0)
 
 
+def test_measured_operators_with_exposed_collectives_have_an_interval(trace: Trace) -> None:
+    result = triosim.simulate(trace, "ddp", gpus=8, topology="dgx-h100")
+    assert result.data.predictions == ()
+    assert result.step_time_interval_s is not None
+    low, high = result.step_time_interval_s
+    off = communication_error(result.data.collectives, result.data.exposed_communication, result.network)
+    assert high / result.step_time_s - 1 == pytest.approx(WIDTH * off / result.step_time_s)
+    assert low < result.step_time_s < high
+    assert "all measured; the range of the step time" in " ".join(str(result).split())
+
+
 def test_a_machine_that_nobody_measured_makes_the_step_less_sure(trace: Trace) -> None:
     """The same step, computed and sent as fast; for the other system another machine's collectives are scaled."""
     steps = [

@@ -69,7 +69,7 @@ class Result(Reportable):
 
     @property
     def step_time_interval_s(self) -> tuple[float, float] | None:
-        """The 90% interval of the step time; None where no operator time was predicted."""
+        """The 90% interval of the step time; None where nothing was predicted."""
         return self.data.step_time_interval_s
 
     @property

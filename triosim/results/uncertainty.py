@@ -57,7 +57,7 @@ def interval(
     launch_wait: float,
     communication_error: float = 0.0,
 ) -> tuple[float, float] | None:
-    """Return the 90% interval of a step's time; None where no operator was predicted.
+    """Return the 90% interval of a step's time; None where nothing was predicted.
 
     ``communication_error`` is how many seconds of exposed communication are expected to be off.
     """
@@ -71,7 +71,7 @@ def interval(
                 if operator.predicted_by is not None:
                     kind = (operator.predicted_by, operator.name, operator.phase)
                     deviations[kind] = deviations.get(kind, 0.0) + runs * operator.seconds * _error(operator)
-        if not deviations or compute <= 0.0:
+        if compute <= 0.0 or not (deviations or communication_error):
             continue
         relative = math.sqrt(math.fsum(value * value for value in deviations.values())) / compute
         rank = ranks[members[0]]

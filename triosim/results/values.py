@@ -236,8 +236,8 @@ class ResultData:
     """The plain values of a result, as they stand in ``result.json``.
 
     iterations: the times at which each iteration ended on its last rank.
-    step_time_interval_s: the 90% interval of the step time, from the relative errors of the predicted operators; None where
-        all times are the trace's.
+    step_time_interval_s: the 90% interval of the step time, from the relative errors of the predicted operators and of exposed
+        collectives; None where neither is.
     launch_wait_s: the part of the step in which a GPU waits for the host to launch, the mean over the ranks.
     network_figures: other figures that the network counts over the whole run, by name; None where it counts none.
     exposed_communication: by axis and layer, the largest first; it adds up to the mean over the ranks.

@@ -80,7 +80,8 @@ def _interval(data: ResultData) -> str:
         return ""
     low, high = data.step_time_interval_s
     models = ", ".join(row.model for row in data.predictions)
-    return f" ({format_time(low)} to {format_time(high)} is a 90% interval; predicted by {escape(models)})"
+    by = f"; predicted by {escape(models)}" if models else ""
+    return f" ({format_time(low)} to {format_time(high)} is a 90% interval{by})"
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], most: int | None = None) -> str:

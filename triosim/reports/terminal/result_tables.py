@@ -216,7 +216,8 @@ def _origin_of_times(data: ResultData) -> str:
     """Return where the operators' times come from, each model once; those that only scaled another's times come last."""
     if not data.predictions:
         times = data.inputs.get("trace", {}).get("times", "unknown")
-        return "all measured" if times == "measured" else f"none predicted in this run; the trace's times are {times}"
+        text = "all measured" if times == "measured" else f"none predicted in this run; the trace's times are {times}"
+        return text if data.step_time_interval_s is None else f"{text}; the range of the step time is a 90% interval"
     compute = sum(rank.compute_s for rank in data.ranks) / len(data.ranks)
     by_model: dict[str, list[Prediction]] = {}
     scaling: dict[str, None] = {}
