@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from triosim.gpus import known_gpus
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest -n has a process for each core; threads beside them stall fits
 
 # Nothing is timed in tests: a busy machine is no failure.
@@ -15,6 +17,12 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs of files that a test reads are unknown to the next one."""
+    monkeypatch.setattr(known_gpus, "_read", dict(known_gpus._read))
 
 
 @pytest.fixture(scope="session")

@@ -199,10 +199,10 @@ class MoELayers:
         return base_name(operator.name) in _GROUPED and len(shapes) == 2 and list(map(len, shapes)) == [2, 3]
 
     def _require_divisible(self, operator: Operator) -> None:
-        """Raise ``OptionError`` where the experts of a grouped product do not divide."""
+        """Raise ``OptionError`` where the ranks cannot have equally many experts of a grouped product."""
         *_, weight = self._weights(operator)
         if weight.shape[0] % self.ranks:
-            what = f"the {weight.shape[0]} experts of {operator.layer} do not divide by {self.ranks}"
+            what = f"the {weight.shape[0]} experts of {operator.layer} are not divisible by {self.ranks}"
             raise OptionError(what, where=self.axis, fix="use a size that divides them")
 
     def _weights(self, operator: Operator) -> list[Tensor]:

@@ -11,6 +11,7 @@ import traces
 
 from triosim.errors import OptionError
 from triosim.networks import AnalyticalNetwork, PacketNetwork, Topology
+from triosim.networks.calibration import stored
 from triosim.networks.extensions import LinkCounter
 from triosim.results.link_loads import busiest_slot, edges, link_classes, loads
 from triosim.results.result import Result
@@ -69,16 +70,24 @@ def test_bytes_over_a_link_summed_over_time_are_what_its_flows_carried(seed: int
 
 
 def test_calibrated_collectives_take_more_of_a_link_than_their_bytes() -> None:
-    """A collective that takes as long as was measured keeps its links for longer, and carries no more."""
+    """A collective that takes as long as was measured keeps its links for longer, and carries no more.
+
+    The gradients are 1,140 floats: 16 x 32 + 32, 32 x 16 + 16 and 16 x 4 + 4. Of 4,560 bytes a ring of eight sends 2 x 7/8 over
+    each link, which at 300 GB/s would be busy for 26.6 ns; it is busy for as long as the bytes were measured to take.
+    """
     result = simulate(traces.mlp(), "ddp", gpus=8, topology="dgx-a100", links=True)
+    parts = stored.shipped("dgx-a100").parts("all_reduce", 8, 4560)
+    assert parts is not None
     loaded = [link for link in result.data.links if link.bytes]
-    assert loaded
+    assert len(loaded) == 16  # of each GPU to the switch and back
     carried = result.link_loads(slots=13).sum()
     for link in loaded:
+        assert link.bytes == pytest.approx(7980)
+        assert carried[link.name] == pytest.approx(7980)
+        assert link.utilisation * result.step_time_s == pytest.approx(26.6e-9)
+        assert link.busy_s == pytest.approx(parts.moving, rel=1e-6)
         assert link.peak == pytest.approx(1.0)
-        assert link.busy_s is not None
-        assert link.busy_s / result.step_time_s > link.utilisation
-        assert carried[link.name] == pytest.approx(link.bytes)
+    assert parts.moving > 26.6e-9
 
 
 def test_a_link_that_degrades_is_as_full_with_less() -> None:

@@ -265,7 +265,7 @@ def test_iterations_are_drawn_one_by_one_and_give_a_distribution_of_step_times()
     [
         ("dp=6,ep=4", {}, "ep=4 does not divide the 6 GPUs of dp=6"),
         ("cp=2,dp=3,ep=4", {}, "ep=4 does not divide the 6 GPUs of cp=2 x dp=3"),
-        ("dp=8,ep=8", {}, "the 4 experts of model.layers.0.mlp.experts do not divide by 8"),
+        ("dp=8,ep=8", {}, "the 4 experts of model.layers.0.mlp.experts are not divisible by 8"),
         ("ep=4", {}, "ep adds no GPUs of its own: it divides those of data parallelism; write dp=8,ep=8"),
         ("tp=2,ep=2", {}, "ep adds no GPUs"),
         (

@@ -22,6 +22,7 @@ from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.calibration.model import REACHED, Calibration
 from triosim.networks.collectives.algorithms.auto import Auto
 from triosim.networks.construction import calibration_notes
+from triosim.tasks import CollectiveKind
 
 Run = Callable[..., tuple[int, str, str]]
 SIZES = [2.0**power for power in range(9, 31)]
@@ -529,16 +530,19 @@ def test_between_nodes_the_median_cluster_is_within_the_claim() -> None:
         pytest.skip(str(absent))
 
 
-def test_small_collectives_cost_more_with_more_nodes_and_an_all_to_all_with_more_peers() -> None:
-    for kind in ("all_reduce", "all_gather", "all_to_all"):
-        times = [
-            AnalyticalNetwork(simpy.Environment(), Topology.load(f"dgx-h100(nodes={nodes})")).seconds(
-                kind, range(8 * nodes), 1024.0
-            )
-            for nodes in (1, 2, 4, 16, 64, 256)
-        ]
-        assert times == sorted(times)
-        assert times[-1] > 3 * times[1]
+@pytest.mark.parametrize(("kind", "growth"), [("all_reduce", 1), ("all_gather", 4), ("all_to_all", 4)])
+def test_small_collectives_grow_with_the_hops_between_nodes_and_an_all_to_all_with_its_peers(
+    kind: CollectiveKind, growth: float
+) -> None:
+    """From 64 nodes to 256 a tree gets as many levels as from 16 to 64; a ring, and an all-to-all, four times as many ranks."""
+    few, some, many = (
+        AnalyticalNetwork(simpy.Environment(), Topology.load(f"dgx-h100(nodes={nodes})")).seconds(
+            kind, range(8 * nodes), 1024.0
+        )
+        for nodes in (16, 64, 256)
+    )
+    assert few < some < many
+    assert (many - some) / (some - few) == pytest.approx(growth, rel=0.01)
 
 
 def test_a_collective_of_no_bytes_takes_its_latency() -> None:

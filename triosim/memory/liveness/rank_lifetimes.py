@@ -7,6 +7,7 @@ with its lifetime, for the allocator, tables and pictures.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -89,7 +90,7 @@ class StageLifetimes:
         return self._received[key]
 
 
-class _RankTracker(MemoryTracker):
+class _RankTracker(MemoryTracker, ABC):
     """Follows a training loop. ``now`` is the action that runs; None before the first one and in the optimizer."""
 
     def __init__(self, stages: StageLifetimes) -> None:
@@ -128,9 +129,9 @@ class _RankTracker(MemoryTracker):
     def _begin(self, script: InstructionList, first: int, end: int) -> None:
         """Some operators run."""
 
+    @abstractmethod
     def _advance(self, lifetimes: MicroBatchLifetimes, micro_batch: int, before: int, after: int, origin: int) -> None:
         """Apply the changes from ``before`` to ``after``; ``origin`` is the position of the first operator that runs now."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
