@@ -30,7 +30,7 @@ def schedule_events(conditions: Conditions, network: Network, speeds: GpuSpeeds 
             network.set_bandwidth(event.destination, event.source, event.bandwidth)
 
     for gpu in conditions.gpu_events:
-        if speeds is not None and gpu.rank in speeds:
+        if speeds is not None:
             network.env.timeout(gpu.at).callbacks.append(partial(change_gpu, speeds.of(gpu.rank), gpu))
     for link in conditions.link_events:
         network.env.timeout(link.at).callbacks.append(partial(change_link, link))

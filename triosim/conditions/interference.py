@@ -9,14 +9,19 @@ such change.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import simpy
 
-    from triosim.conditions.conditions import Interference, SlowdownFactors
+    from triosim.conditions.contention import Contention, Slowdown
+
+#: Of a time; smaller differences are rounding.
+_SAME_TIME = 1e-12
+#: From so many ranks on, a group is known by its identity, whose hash takes no time.
+_LARGE = 16
 
 #: The start and the end of an operator, in seconds.
 Interval = tuple[float, float]
@@ -30,9 +35,9 @@ class OperatorProgress:
 
     __slots__ = ("_earliest", "_left", "_now", "_seconds", "_started", "intervals")
 
-    def __init__(self, now: float, seconds: Sequence[float], earliest: Sequence[float] | None = None) -> None:
+    def __init__(self, started: float, seconds: Sequence[float], earliest: Sequence[float] | None = None) -> None:
         self.intervals: list[Interval] = []
-        self._now = now
+        self._now = started
         self._seconds = seconds
         self._earliest = earliest
         self._started: float | None = None  # when the running operator started
@@ -61,6 +66,11 @@ class OperatorProgress:
         self._now = until
         return until
 
+    @property
+    def count(self) -> int:
+        """How many operators have ended."""
+        return len(self.intervals)
+
     def stop_after_current(self) -> None:
         """Drop the operators after the running one; where none runs, after the last that did, but one runs at least."""
         started = len(self.intervals) + (self._started is not None)
@@ -73,6 +83,53 @@ class OperatorProgress:
         )
         rest._started, rest._left = self._started, self._left
         return rest.advance(math.inf, factor)
+
+
+class SpanProgress:
+    """The progress of operators without gaps on a GPU whose speed changes, of which only the start and the end are of interest.
+
+    ``seconds`` are those of the ``operators``, which are looked at one by one where they are stopped.
+    """
+
+    __slots__ = ("_left", "_now", "_operators", "_seconds", "_started", "count")
+
+    def __init__(self, started: float, seconds: float, operators: Callable[[], Sequence[float]], count: int) -> None:
+        self.count = count
+        self._operators = operators
+        self._seconds = self._left = seconds
+        self._started = self._now = started
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """The interval of all operators, once they have ended."""
+        return [(self._started, self._now)]
+
+    def advance(self, until: float, factor: float) -> float:
+        """Advance to a time, or to the end if that comes first, and return it; operators take ``factor`` times as long."""
+        end = self.end(factor)
+        if end > until:
+            self._left = max(self._left - (until - self._now) / factor, 0.0)
+            self._now = until
+        elif end < math.inf:
+            self._left, self._now = 0.0, end
+        return self._now
+
+    def stop_after_current(self) -> None:
+        """Drop the operators after the running one."""
+        done, before = self._seconds - self._left, 0.0
+        for number, seconds in enumerate(self._operators(), 1):
+            before += seconds
+            if before > done * (1.0 + _SAME_TIME) and number < self.count:
+                self._left -= self._seconds - before
+                self._seconds, self.count = before, number
+                return
+
+    def end(self, factor: float) -> float:
+        """Return when the last operator ends if the speed stays as it is."""
+        return self._now + self._left * factor if self._left else self._now
+
+
+Progress = OperatorProgress | SpanProgress
 
 
 class ResettableTimer:
@@ -100,11 +157,11 @@ class ResettableTimer:
 
 
 class RunningOperators:
-    """A sequence of operators that runs on a GPU; ``finish`` is called with their intervals."""
+    """A sequence of operators that runs on a GPU whose speed has changed; ``finish`` is called with their progress."""
 
     __slots__ = ("_finish", "_progress", "_speed", "_timer")
 
-    def __init__(self, speed: GpuSpeed, progress: OperatorProgress, finish: Callable[[list[Interval]], None]) -> None:
+    def __init__(self, speed: GpuSpeed, progress: Progress, finish: Callable[[Progress], None]) -> None:
         self._progress = progress
         self._speed = speed
         self._finish = finish
@@ -124,57 +181,41 @@ class RunningOperators:
 
     def _ended(self) -> None:
         self._progress.advance(math.inf, self._speed.factor)
-        self._speed.remove(self)
-        self._finish(self._progress.intervals)
+        self._finish(self._progress)
 
 
 class GpuSpeed:
-    """The speed of one GPU, with its running operators, which take ``factor`` times as long now.
+    """The speed of one GPU, whose operators take ``factor`` times as long now; ``watch`` is told when that has changed.
 
-    ``slowdowns`` are the factors by kind of the transfers that run at the same time.
+    ``running`` are the computations that run on the GPU at any time.
     """
 
-    def __init__(self, env: simpy.Environment, slowdowns: SlowdownFactors) -> None:
+    __slots__ = ("_fault", "_transfers", "_watch", "env", "factor", "rank", "running")
+
+    def __init__(self, env: simpy.Environment, rank: int, watch: SpeedWatch) -> None:
         self.env = env
+        self.running = watch.running(rank)
+        self.rank = rank
         self.factor = 1.0
-        self.slowed_transfers: dict[SlowedTransfer, None] = {}
         self._fault = 1.0  # the slow-down by faults; infinite: the GPU has failed
-        self._slowdowns = slowdowns
-        self._transfers: Counter[str] = Counter()  # how many run, by kind
-        self._running: dict[RunningOperators, None] = {}
+        self._transfers: dict[float, int] = {}  # how many run, by their factors
+        self._watch = watch
 
-    @property
-    def computes(self) -> bool:
-        """Whether operators run."""
-        return bool(self._running)
+    def transfer_started(self, factor: float) -> None:
+        """Count a transfer that runs on this GPU from now on, beside which operators take ``factor`` times as long."""
+        transfers = self._transfers
+        transfers[factor] = transfers.get(factor, 0) + 1
+        if factor > self.factor:
+            self._update()
 
-    def start(
-        self, seconds: Sequence[float], earliest: Sequence[float] | None, finish: Callable[[list[Interval]], None]
-    ) -> RunningOperators:
-        """Start operators one after the other; see ``OperatorProgress``."""
-        running = RunningOperators(self, OperatorProgress(self.env.now, seconds, earliest), finish)
-        self._running[running] = None
-        if len(self._running) == 1:
-            for transfer in self.slowed_transfers:
-                transfer.retime(+1)
-        return running
-
-    def remove(self, running: RunningOperators) -> None:
-        """Forget operators that have ended."""
-        del self._running[running]
-        if not self._running:
-            for transfer in self.slowed_transfers:
-                transfer.retime(-1)
-
-    def transfer_started(self, kind: str) -> None:
-        """Count a transfer that runs on this GPU from now on."""
-        self._transfers[kind] += 1
-        self._update()
-
-    def transfer_ended(self, kind: str) -> None:
+    def transfer_ended(self, factor: float) -> None:
         """Forget a transfer that has ended."""
-        self._transfers[kind] -= 1
-        self._update()
+        left = self._transfers[factor] - 1
+        if left:
+            self._transfers[factor] = left
+        else:
+            del self._transfers[factor]
+            self._update()
 
     def set_slowdown(self, factor: float) -> None:
         """Set the slow-down by a fault, relative to the speed at the start."""
@@ -183,90 +224,103 @@ class GpuSpeed:
 
     def _update(self) -> None:
         before = self.factor
-        kinds = (kind for kind, count in self._transfers.items() if count)
-        self.factor = self._fault * max([1.0, *(self._slowdowns.get(kind, 1.0) for kind in kinds)])
-        if self.factor != before:
-            for running in self._running:
-                running.retime(before)
+        self.factor = self._fault * max(self._transfers, default=1.0)
+        if self.factor != before and self.running:
+            self._watch.speed_changed(self.rank, before)
 
 
-class SlowedTransfer:
-    """A transfer that takes ``factor`` times as long while any of its members computes.
+class SpeedWatch(Protocol):
+    """What runs on the GPUs, by rank."""
 
-    The network's delivery is the end if no member computes; the work that is left by then is done afterwards.
-    """
+    def speed_changed(self, rank: int, factor_before: float) -> None:
+        """Move the end of what runs on a GPU after its speed has changed."""
 
-    def __init__(self, factor: float, members: Sequence[GpuSpeed], done: Callable[[simpy.Event], None]) -> None:
-        self._env = members[0].env
-        self._factor = factor
-        self._members = members
-        self._done = done
-        self._started = self._updated = self._env.now
-        self._progress = 0.0  # seconds of the network's time that are done
-        self._computing = sum(member.computes for member in members)
-        self._event: simpy.Event | None = None
-        self._work = math.inf
-        self._timer = ResettableTimer(self._env, self._ended)
-        for member in members:
-            member.slowed_transfers[self] = None
+    def busy_seconds(self, rank: int) -> float:
+        """Return for how many seconds a GPU has computed so far."""
 
-    def network_done(self, event: simpy.Event) -> None:
-        """Note that the network has delivered the transfer."""
-        self._event = event
-        self._work = self._env.now - self._started
-        self.retime(0)
-
-    def retime(self, more: int) -> None:
-        """Move the end after so many more of the members compute."""
-        now = self._env.now
-        self._progress += (now - self._updated) / self._current_factor
-        self._updated = now
-        self._computing += more
-        if self._event is not None:
-            left = max(self._work - self._progress, 0.0)
-            self._timer.set(now + left * self._current_factor)
-
-    @property
-    def _current_factor(self) -> float:
-        return self._factor if self._computing else 1.0
-
-    def _ended(self) -> None:
-        for member in self._members:
-            del member.slowed_transfers[self]
-        assert self._event is not None
-        self._done(self._event)
+    def running(self, rank: int) -> Sequence[object]:
+        """Return the list of the computations that run on a GPU, which always holds those of the moment."""
 
 
 class GpuSpeeds:
-    """The speeds of all GPUs, by rank, and the transfers that interfere with them; ``ranks`` are those that take part."""
+    """The speeds of all GPUs, by rank, and the transfers that interfere with them.
 
-    def __init__(self, env: simpy.Environment, ranks: Container[int], interference: Interference) -> None:
+    ``representative`` returns the rank that is simulated for another: what happens on a GPU happens on that rank's at once.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, contention: Contention, representative: Callable[[int], int], watch: SpeedWatch
+    ) -> None:
         self._env = env
-        self._ranks = ranks
-        self._interference = interference
+        self._contention = contention
+        self._representative = representative
+        self._watch = watch
         self._speeds: dict[int, GpuSpeed] = {}
-
-    def __contains__(self, rank: int) -> bool:
-        return rank in self._ranks
+        self._members: dict[tuple[str, Sequence[int] | int], _Members] = {}
 
     def of(self, rank: int) -> GpuSpeed:
         """Return the speed of a rank's GPU."""
         if rank not in self._speeds:
-            self._speeds[rank] = GpuSpeed(self._env, self._interference.computation)
+            self._speeds[rank] = GpuSpeed(self._env, rank, self._watch)
         return self._speeds[rank]
 
     def started_transfer(
-        self, kind: str, ranks: Iterable[int], done: Callable[[simpy.Event], None]
+        self, kind: str, ranks: Sequence[int], done: Callable[[simpy.Event], None]
     ) -> Callable[[simpy.Event], None]:
         """Start a transfer on some ranks; return the callback for its delivery, which calls ``done`` when the transfer ends."""
-        members = [self.of(rank) for rank in dict.fromkeys(ranks) if rank in self]
-        for member in members:
-            member.transfer_started(kind)
+        key = (kind, ranks if len(ranks) < _LARGE else id(ranks))
+        found = self._members.get(key)
+        if found is None:
+            found = self._members[key] = self._members_of(kind, ranks)
+        if found.slowdown.computation > 1.0:
+            done = self._slowing(found, done)
+        return self._slowed(found, done) if found.slowdown.communication > 1.0 else done
+
+    def _slowing(self, members: _Members, done: Callable[[simpy.Event], None]) -> Callable[[simpy.Event], None]:
+        """Slow what the members of a transfer compute until it has ended."""
+        factor, speeds = members.slowdown.computation, members.speeds
+        for speed in speeds:
+            speed.transfer_started(factor)
 
         def ended(event: simpy.Event) -> None:
-            for member in members:
-                member.transfer_ended(kind)
+            for speed in speeds:
+                speed.transfer_ended(factor)
             done(event)
 
-        factor = self._interference.communication.get(kind, 1.0)
-        return ended if factor == 1.0 or not members else SlowedTransfer(factor, members, ended).network_done
+        return ended
+
+    def _slowed(self, members: _Members, done: Callable[[simpy.Event], None]) -> Callable[[simpy.Event], None]:
+        """Make a transfer take longer by what its busiest member computes meanwhile.
+
+        When the network has delivered it, the work that is left goes on at the speed of that moment.
+        """
+        factor, ranks = members.slowdown.communication, members.simulated
+        watch, env = self._watch, self._env
+        started, busy = env.now, [watch.busy_seconds(rank) for rank in ranks]
+
+        def delivered(event: simpy.Event) -> None:
+            beside = max(watch.busy_seconds(rank) - before for rank, before in zip(ranks, busy, strict=True))
+            beside = min(beside, env.now - started)
+            if beside <= 0.0:
+                done(event)
+                return
+            left = beside * (1.0 - 1.0 / factor)
+            computing = any(speed.running for speed in members.speeds)
+            env.timeout(left * factor if computing else left).callbacks.append(lambda _: done(event))
+
+        return delivered
+
+    def _members_of(self, kind: str, ranks: Sequence[int]) -> _Members:
+        slowdown = self._contention.slowdown(kind, ranks)
+        simulated = [*dict.fromkeys(map(self._representative, ranks))]
+        return _Members(ranks, slowdown, simulated, [self.of(rank) for rank in simulated])
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The GPUs of a transfer, of which some are simulated; ``ranks`` are kept so that their identity is not another's."""
+
+    ranks: Sequence[int]
+    slowdown: Slowdown
+    simulated: Sequence[int]
+    speeds: Sequence[GpuSpeed]

@@ -9,27 +9,28 @@ many operators one task has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import simpy
 
+from triosim.conditions.contention import Contention
+from triosim.conditions.interference import GpuSpeeds, OperatorProgress, Progress, RunningOperators, SpanProgress
 from triosim.tasks import Compute, Handle
 
 if TYPE_CHECKING:
-    from triosim.conditions.interference import GpuSpeeds, RunningOperators
     from triosim.engine.intervals import Interval
     from triosim.engine.options import EngineOptions
     from triosim.engine.rank_state import RankState
     from triosim.engine.recording import Recording
+    from triosim.extrapolators.core.symmetry import Symmetry
 
 _SLACK = 1e-12  # shares that sum to 1 but for rounding fill the GPU
 _ROUNDING = 1e-9  # of a time; smaller differences come from another order of adding
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ComputeProgress:
     """The progress of a computation, which waits for compute units, runs on them, or is finished.
 
@@ -59,22 +60,31 @@ class ComputeProgress:
 class ComputeUnits:
     """Runs the Compute tasks of all ranks; ``finish`` is called for each that is finished.
 
-    ``speeds`` are those of the GPUs, where they change during the run; ``run_ahead`` then does not hold the host back.
+    ``speeds`` are those of the GPUs, where they may change during the run. A computation is one event until its GPU's speed
+    changes, and launches of its operators are then no earlier than at full speed. With a ``symmetry`` the ``ranks`` are the
+    representatives.
     """
 
     def __init__(
         self,
         env: simpy.Environment,
+        ranks: Mapping[int, RankState],
         recording: Recording,
         options: EngineOptions,
-        speeds: GpuSpeeds | None,
         finish: Callable[[RankState, Handle], None],
+        symmetry: Symmetry | None = None,
     ) -> None:
         self._env = env
+        self._ranks = ranks
         self._recording = recording
+        self._timeline = options.timeline
         self._run_ahead = options.run_ahead
-        self._speeds = speeds
         self._finish = finish
+        self.speeds: GpuSpeeds | None = None
+        contention = options.contention or Contention(options.conditions.interference)
+        if contention or options.conditions.gpu_events:
+            representative = (lambda rank: rank) if symmetry is None else symmetry.representative
+            self.speeds = GpuSpeeds(env, contention, representative, self)
 
     def begin(self, rank: RankState, handle: Handle, task: Compute) -> None:
         """Take a computation that is ready; computations get free units in order. One that takes no time needs none."""
@@ -111,34 +121,50 @@ class ComputeUnits:
                 if self._run_ahead is None and now - handle.launch_start >= task.launch_lead:
                     computation.launch_start = None  # no operator waits for its launch
         computation.last = len(task.operators) - 1
-        if self._speeds is not None:
-            self._run_at_changing_speed(computation, self._speeds)
-            return
         if computation.launch_start is not None:
             seconds = self._launch(computation) - now
-        elif computation.done:
-            seconds = math.fsum(operator.seconds for operator in task.operators[computation.done :])
         else:
-            seconds = task.seconds
+            seconds = _full_speed_seconds(computation)
         self._stop_after(computation, seconds)
+        if self.speeds is not None and self.speeds.of(computation.rank.index).factor != 1.0:
+            self._run_at_changing_speed(computation, 1.0)
 
-    def _run_at_changing_speed(self, computation: ComputeProgress, speeds: GpuSpeeds) -> None:
-        """Run the rest of a computation on a GPU whose speed may change meanwhile."""
-        operators = computation.task.operators[computation.done :]
-        launch_ends = None
-        if computation.launch_start is not None:
-            costs = (operator.host_seconds or 0.0 for operator in operators)
-            launch_ends = list(accumulate(costs, initial=computation.launch_start))[1:]
-            if self._run_ahead is not None:
-                self._end_launches(computation, launch_ends[-1])
+    def speed_changed(self, rank: int, factor_before: float) -> None:
+        """Move the end of what runs on a GPU after its speed has changed."""
+        for computation in self._ranks[rank].running:
+            if computation.on_changing_gpu is None:
+                self._run_at_changing_speed(computation, factor_before)
+            else:
+                computation.on_changing_gpu.retime(factor_before)
 
-        def finish(intervals: list[Interval]) -> None:
-            computation.last = computation.done + len(intervals) - 1
-            self._record_intervals(computation, intervals)
+    def busy_seconds(self, rank: int) -> float:
+        """Return for how many seconds a GPU has computed so far."""
+        state = self._ranks[rank]
+        busy = state.record.compute_seconds
+        for computation in state.running:
+            busy += self._env.now - computation.resumed
+        return busy
+
+    def running(self, rank: int) -> Sequence[ComputeProgress]:
+        """Return the list of the computations that run on a GPU, which always holds those of the moment."""
+        return self._ranks[rank].running if rank in self._ranks else ()
+
+    def _run_at_changing_speed(self, computation: ComputeProgress, factor_before: float) -> None:
+        """Go on with a computation whose GPU's speed is not what it was."""
+        assert self.speeds is not None
+        speed = self.speeds.of(computation.rank.index)
+        computation.timeout_number += 1
+        by_operator = self._timeline or computation.launch_start is not None
+        progress = _operator_progress(computation) if by_operator else _span_progress(computation)
+        progress.advance(self._env.now, factor_before)
+
+        def finish(ended: Progress) -> None:
+            computation.last = computation.done + ended.count - 1
+            computation.on_changing_gpu = None
+            self._record_intervals(computation, ended.intervals)
             self._release_units(computation)
 
-        seconds = [operator.seconds for operator in operators]
-        computation.on_changing_gpu = speeds.of(computation.rank.index).start(seconds, launch_ends, finish)
+        computation.on_changing_gpu = RunningOperators(speed, progress, finish)
 
     def _stop_after(self, computation: ComputeProgress, seconds: float) -> None:
         computation.timeout_number += 1
@@ -246,6 +272,9 @@ class ComputeUnits:
         if computation.finishes:
             if computation.starts:
                 computation.handle.operator_starts = tuple(computation.starts)
+            if computation.ends:
+                _complete_ends(computation, len(task.operators))
+                computation.handle.operator_ends = tuple(computation.ends)
             record.compute_seconds += task.seconds
 
     def _record_intervals(self, computation: ComputeProgress, intervals: list[Interval]) -> None:
@@ -254,15 +283,53 @@ class ComputeUnits:
         for start, end in intervals:
             record.launch_waits.add(before, start)
             record.compute.add(start, end)
-            computation.starts.append(start)
-            computation.ends.append(end)
             before = end
+        if self._timeline or computation.launch_start is not None:
+            computation.starts.extend(start for start, _ in intervals)
+            computation.ends.extend(end for _, end in intervals)
         took = math.fsum(end - start for start, end in intervals)
-        operators = computation.task.operators[computation.done : computation.last + 1]
-        full_speed = math.fsum(operator.seconds for operator in operators)
-        record.compute_seconds += took
-        if took - full_speed > _ROUNDING * full_speed:
+        full_speed = _full_speed_seconds(computation)
+        if abs(took - full_speed) > _ROUNDING * full_speed:
+            record.compute_seconds += took - full_speed
             record.slowed_seconds += took - full_speed
         if computation.finishes:
-            handle = computation.handle
-            handle.operator_starts, handle.operator_ends = tuple(computation.starts), tuple(computation.ends)
+            record.compute_seconds += computation.task.seconds
+            if self._timeline:
+                handle = computation.handle
+                handle.operator_starts, handle.operator_ends = tuple(computation.starts), tuple(computation.ends)
+
+
+def _complete_ends(computation: ComputeProgress, count: int) -> None:
+    """Set the ends of the first operators that ran at full speed."""
+    known = len(computation.ends)
+    pairs = zip(computation.starts[known:count], computation.task.operators[known:], strict=False)
+    computation.ends.extend(start + operator.seconds for start, operator in pairs)
+
+
+def _full_speed_seconds(computation: ComputeProgress) -> float:
+    """Return the seconds at full speed of the operators from the first that is not finished to the last of this turn."""
+    task, done, last = computation.task, computation.done, computation.last
+    if not done and last == len(task.operators) - 1:
+        return task.seconds
+    return math.fsum(operator.seconds for operator in task.operators[done : last + 1])
+
+
+def _span_progress(computation: ComputeProgress) -> SpanProgress:
+    """Return the progress of all operators of a computation since it got the units."""
+    done, last = computation.done, computation.last
+
+    def seconds() -> list[float]:
+        return [operator.seconds for operator in computation.task.operators[done : last + 1]]
+
+    return SpanProgress(computation.resumed, _full_speed_seconds(computation), seconds, last + 1 - done)
+
+
+def _operator_progress(computation: ComputeProgress) -> OperatorProgress:
+    """Return the progress of each operator of a computation since it got the units."""
+    _complete_ends(computation, computation.done)
+    launch_ends = None
+    if computation.launch_start is not None:
+        launch_ends = computation.starts[computation.done : computation.last + 1]
+        del computation.starts[computation.done :]
+    operators = computation.task.operators[computation.done : computation.last + 1]
+    return OperatorProgress(computation.resumed, [operator.seconds for operator in operators], launch_ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import simpy
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from triosim.networks.base import Network
 
 #: Called with a transfer that starts: its kind, its ranks, the event of its delivery, and what to call then.
-StartTransfer = Callable[[str, Iterable[int], simpy.Event, Callable[[simpy.Event], None]], None]
+StartTransfer = Callable[[str, Sequence[int], simpy.Event, Callable[[simpy.Event], None]], None]
 
 
 class CopyEngines:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from triosim.conditions.faults import permanent_failures, schedule_events
-from triosim.conditions.interference import GpuSpeeds
 from triosim.engine.compute_units import ComputeUnits
 from triosim.engine.copy_engines import CopyEngines
 from triosim.engine.deadlock import deadlock_error
@@ -82,13 +81,12 @@ class Engine:
         self.progress = progress
         self.ranks: dict[int, RankState] = {}
         self.recording = Recording(ranks=[], handles=[] if self.options.timeline else None)
-        conditions = self.options.conditions
-        self._speeds = GpuSpeeds(env, self.ranks, conditions.interference) if conditions.changing_speed else None
         self._finished_tasks = 0
         self._pending = 0  # hosts that still draw tasks, and tasks that are issued and not finished
         self._ready: deque[Handle] = deque()
         self._beginning = False  # whether ready tasks are being begun
-        units = ComputeUnits(env, self.recording, self.options, self._speeds, self._finish)
+        units = ComputeUnits(env, self.ranks, self.recording, self.options, self._finish, symmetry)
+        self._speeds = units.speeds
         copies = CopyEngines(network, self.recording, self._communicated, self._start_transfer)
         self._rendezvous = Rendezvous(
             network, self.ranks, self.recording, self._communicated, self._start_transfer, symmetry
@@ -324,7 +322,7 @@ class Engine:
         self._begin_event(rank, handle, task)
 
     def _start_transfer(
-        self, kind: str, ranks: Iterable[int], event: simpy.Event, done: Callable[[simpy.Event], None]
+        self, kind: str, ranks: Sequence[int], event: simpy.Event, done: Callable[[simpy.Event], None]
     ) -> None:
         """Start a transfer between some ranks, which the network delivers at ``event``; call ``done`` when it ends."""
         if self._speeds is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from triosim.conditions import Conditions
+from triosim.conditions.contention import Contention
 from triosim.tasks import Compute, Recv, Task
 
 
@@ -17,7 +18,8 @@ class EngineOptions:
     run_ahead: how many operators the host may be ahead of the device, where launches cost time; None: as many as CUDA's launch
         queue holds.
     timeline: keep the handle of every task in the recording.
-    conditions: interference and events. The times of unequal GPUs are in their task streams.
+    conditions: the events. The times of unequal GPUs are in their task streams.
+    contention: the slow-downs of computations and transfers beside each other.
     """
 
     launch_costs: bool = False
@@ -25,6 +27,7 @@ class EngineOptions:
     run_ahead: int | None = None
     timeline: bool = False
     conditions: Conditions = field(default_factory=Conditions)
+    contention: Contention | None = None
 
     def launch_seconds(self, task: Task) -> float:
         """Return what launching a task costs the host."""

@@ -81,7 +81,7 @@ def sustained_rate(gpu: Gpu, dtype: str) -> float:
     full = joules(gpu, dtype) * peak
     if not limit or full <= limit:
         return math.inf
-    return peak * (limit / full) ** (1.0 if dtype == "float32" else 1.0 / CLOCK_EXPONENT)
+    return float(peak * (limit / full) ** (1.0 if dtype == "float32" else 1.0 / CLOCK_EXPONENT))
 
 
 def sustained_clock(gpu: Gpu, dtype: str) -> float:

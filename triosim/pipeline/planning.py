@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from triosim import gpus as catalogue
 from triosim import plugins
 from triosim.compute.compute_model import checked
 from triosim.conditions import Conditions
 from triosim.conditions.checks import check_conditions
+from triosim.conditions.contention import Contention
 from triosim.conditions.heterogeneity import Heterogeneity
 from triosim.config import COMMON, RunConfig, flags, unread
 from triosim.config.run_config import option_named
@@ -35,7 +37,7 @@ class PlannedRun:
     """A run that can begin: the plan of all ranks' tasks, the system, and the memory that the ranks need.
 
     ``network`` is idle, on a clock of its own; ``new_network`` makes others like it. ``heterogeneity`` gives each rank's tasks
-    their times where GPUs differ.
+    their times where GPUs differ; ``contention`` says how much computations and transfers slow each other.
     """
 
     priced: PricedSubject
@@ -44,6 +46,7 @@ class PlannedRun:
     network: Network
     new_network: NetworkFactory
     heterogeneity: Heterogeneity
+    contention: Contention
     memory: WorldMemory
     notes: tuple[str, ...]
 
@@ -79,7 +82,8 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     if config.host_overhead == "trace" and priced.launches is None:
         what = "the described step" if subject.described else "the trace"
         notes.append(f"{what} has no host times: launches cost nothing")
-    return PlannedRun(priced, planned, system, network, new_network, heterogeneity, memory, tuple(notes))
+    contention = Contention(system.conditions.interference, catalogue.get(subject.trace.gpu), system.topology)
+    return PlannedRun(priced, planned, system, network, new_network, heterogeneity, contention, memory, tuple(notes))
 
 
 def plan_step(

@@ -36,6 +36,7 @@ def run(planned: PlannedRun, config: RunConfig, progress: Progress | None = None
         run_ahead=launches.run_ahead if launches else None,
         timeline=config.timeline,
         conditions=conditions,
+        contention=planned.contention,
     )
 
     def engine_on(network: Network, symmetry: Symmetry | None = None) -> Engine:
@@ -77,4 +78,5 @@ def _why_not_folded(planned: PlannedRun, config: RunConfig) -> str:
         return "the load of every link is recorded"
     if config.timeline:
         return "the timeline shows every rank"
-    return "" if planned.system.conditions == Conditions() else "GPUs or links differ, or change during the run"
+    same = planned.system.conditions == Conditions(interference=planned.system.conditions.interference)
+    return "" if same else "GPUs or links differ, or change during the run"
