@@ -40,13 +40,20 @@ Table = tuple[Format, str, list[Row]]
 
 def rows() -> list[Claim]:
     """The mean error of rows evenly spaced over the quick ones of each table, against what is asked for."""
-    tables = [(kind, name, spaced(quick(kind, found), kind.sample)) for kind, name, found in formats.shared()]
+    tables = [
+        (kind, name, spaced(quick(kind, found), kind.sample))
+        for kind, name, found in formats.shared(refuse=_passed_over)
+    ]
     if not tables:
         raise DataAbsent("end_to_end is not there (set TRIOSIM_DATA)")
-    found = summaries([_or_raise(one) for one in predicted(tables)])
+    found = summaries([one for one in predicted(tables) if isinstance(one, Predicted)])
     return [
         Claim(f"{one.quantity}: {one.table}, mean error", one.published, one.rows, one.mean, one.asked) for one in found
     ]
+
+
+def _passed_over(table: str, error: TriosimError, line: int) -> None:
+    """Leave a row that cannot be read out of the summary."""
 
 
 def quick(kind: Format, found: Sequence[Row]) -> list[Row]:
@@ -78,13 +85,9 @@ def _predicted(asked: tuple[str, str, Row, Mapping[str, float], Prediction | Non
         return Predicted(kind, name, row, said.value, said.low, said.high)
     except TriosimError as error:
         refusal = type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix)
-        return Refused(name, refusal, row.line, group_of(name, row))
-
-
-def _or_raise(one: Predicted | Refused) -> Predicted:
-    if isinstance(one, Refused):
-        raise one.error
-    return one
+    except Exception as error:  # a mistake of ours in one row ends no table
+        refusal = TriosimError(f"{type(error).__name__}: {error}", where=f"{name}, {row.label}")
+    return Refused(name, refusal, row.line, group_of(name, row))
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -155,7 +158,7 @@ def _tables(options: argparse.Namespace, refused: list[Refused]) -> list[Table]:
             raise OptionError(f"the format is {kind.name}", where=options.table, fix="leave out --only")
         tables = [(kind, table, found)]
     else:
-        tables = list(formats.shared(*options.only))
+        tables = list(formats.shared(*options.only, refuse=lambda *row: _say_refused(Refused(*row), refused)))
         if not tables:
             raise TriosimError(
                 "no tables are there", where="TRIOSIM_DATA", fix="set it to their folder, or give --table"

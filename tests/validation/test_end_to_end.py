@@ -238,3 +238,12 @@ def test_a_constant_changes_a_row_by_the_factor_by_which_it_changes_its_stand_in
     for row in rows:
         own, stand = (kind.predict(one, dearer) / kind.predict(one, known) for one in (row, kind.stand_in(row)))
         assert own == pytest.approx(stand, abs=0.01), row.label
+
+
+def test_a_mistake_of_the_simulator_in_one_row_ends_no_table(table, capsys, monkeypatch):
+    def broken(self, row, values):
+        raise ZeroDivisionError("nobody")
+
+    monkeypatch.setattr(megatron.OneNode, "predict", broken)
+    assert end_to_end.main(["--table", str(table("1,2,1,256,4,2,128,1,1,1,10"))]) == 2
+    assert "ZeroDivisionError: nobody" in capsys.readouterr().err

@@ -224,3 +224,15 @@ def test_other_frameworks_are_out_of_scope_and_other_networks_are_refused(tmp_pa
         row(tmp_path, EXAMPLES, "PyTorch/Recommendation/DLRM,8x A100 80GB,8,,FP32,T,1,x")
     with pytest.raises(OptionError, match="is not described"):
         row(tmp_path, EXAMPLES, "PyTorch/LanguageModeling/BART,8x A100 80GB,8,,FP32,T,1,x")
+
+
+def test_rows_out_of_scope_are_told_and_the_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "steps"
+    folder.mkdir()
+    good = "26.02,Pre,LLAMA3_8B,DGX-H100,8,BF16,8,1,8192,0,1,1,1,,,,1,1,1"
+    lines = (BRIDGE, good, good.replace("LLAMA3_8B", "Nemotron_3_Nano"))
+    (folder / "megatron_bridge.csv").write_text("\n".join(lines) + "\n")
+    monkeypatch.setenv("TRIOSIM_DATA", str(tmp_path))
+    told: list[tuple[str, int]] = []
+    ((_, name, rows),) = formats.shared("megatron-bridge", refuse=lambda table, _, line: told.append((table, line)))
+    assert (name, [one.line for one in rows], told) == ("megatron_bridge", [2], [("megatron_bridge", 3)])

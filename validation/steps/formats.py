@@ -8,7 +8,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import validation.steps
@@ -59,9 +59,12 @@ def read(path: str | Path, refuse: Callable[[TriosimError, int], None] | None = 
 
 
 def shared(
-    *only: str, refuse: Callable[[TriosimError, int], None] | None = None
+    *only: str, refuse: Callable[[str, TriosimError, int], None] | None = None
 ) -> Iterator[tuple[Format, str, list[Row]]]:
-    """Yield the format, the name and the rows of each table that is there; of these formats alone, or all."""
+    """Yield the format, the name and the rows of each table that is there; of these formats alone, or all.
+
+    ``refuse`` is told of the table, the error and the line of each broken row; without it the first one raises.
+    """
     for one in formats():
         if only and one.name not in only:
             continue
@@ -70,7 +73,8 @@ def shared(
                 path = data(name)
             except DataAbsent:
                 continue
-            yield one, Path(name).name.partition(".")[0], read(path, refuse)[1]
+            table = path.name.partition(".")[0]
+            yield one, table, read(path, None if refuse is None else partial(refuse, table))[1]
         if rows := one.built_in():
             yield one, one.name, rows
 

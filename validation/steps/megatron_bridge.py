@@ -45,6 +45,7 @@ class MegatronBridge(CommandFormat):
         *("pp", "cp", "vp", "ep", "step_time_s"),
     )
     tables = ("steps/megatron_bridge.csv",)
+    sample = 3
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.15}
 
     def read(self, record: Record) -> Row:
