@@ -45,8 +45,17 @@ def relative_error(calibration: Calibration, kind: str, gpus: int, nbytes: float
         return between_nodes().of(parts)
     if nodes > 1 or calibration.node is None:
         return OWN.of(parts)
-    folds = abs(math.log(calibration.scale.speed_of(gpus)))
-    return math.hypot(ELSEWHERE.of(parts), folds * PER_E_FOLD.of(parts))
+    return math.hypot(ELSEWHERE.of(parts), _folds(calibration, gpus) * PER_E_FOLD.of(parts))
+
+
+def _folds(calibration: Calibration, gpus: int) -> float:
+    """Return how many e-folds of bandwidth a group on a node is from the nearest measured machine that stands for it."""
+    faster, node = calibration.faster, calibration.node
+    if faster is None or node is None or faster.calibration.node is None:
+        return abs(math.log(calibration.scale.speed_of(gpus)))
+    if faster.share >= 1.0:
+        return _folds(faster.calibration, gpus)
+    return min(faster.share, 1.0 - faster.share) * math.log(faster.calibration.node.bandwidth / node.bandwidth)
 
 
 def between_nodes() -> PartErrors:

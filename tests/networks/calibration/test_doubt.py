@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,18 @@ def test_a_machine_that_nobody_measured_is_less_sure_the_further_it_is() -> None
     double = doubt("dgx-h100(bandwidth=900 GB/s)", 8, 2.0**34)
     assert double == pytest.approx(math.hypot(ELSEWHERE.moving, math.log(2) * PER_E_FOLD.moving), rel=0.01)
     assert doubt("dgx-h100", 8, 2.0**34) < doubt("mi300x", 8, 2.0**34) < doubt("mi300x", 2, 2.0**34)
+
+
+def test_between_two_measured_machines_it_is_the_nearer_one_that_counts(tmp_path: Path) -> None:
+    """A switch of 600 GB/s is ln(600 / 450) e-folds from the H100's and ln(900 / 600) from the B200's."""
+    path = tmp_path / "between.yaml"
+    path.write_text(
+        "topology: switch\ngpus: 16\ngpus_per_node: 8\nbandwidth: 600 GB/s\nlatency: 500 ns\nin_switch_reduction: true\n"
+        "inter_node: {bandwidth: 50 GB/s}\n"
+    )
+    apart = math.log(600 / 450)
+    found = doubt(str(path), 8, 2.0**34)
+    assert found == pytest.approx(math.hypot(ELSEWHERE.moving, apart * PER_E_FOLD.moving), rel=0.02)
 
 
 def test_between_nodes_it_is_what_clusters_left_out_were_off() -> None:
