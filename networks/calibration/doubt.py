@@ -41,7 +41,7 @@ def relative_error(calibration: Calibration, kind: str, gpus: int, nbytes: float
     parts = calibration.parts(kind, gpus, nbytes, nodes)
     if parts is None:
         return None
-    if parts.algorithm is not None:  # priced by the model between nodes
+    if nodes > 1 and calibration.own_between(kind) is None:
         return between_nodes().of(parts)
     if nodes > 1 or calibration.node is None:
         return OWN.of(parts)

@@ -139,7 +139,7 @@ class Calibration:
         near = self.inside(kind, inside, nbytes) if inside > 1 else TimeParts(0.0, 0.0)
         found = near
         if nodes > 1:
-            own = self.between.get(kind) or self.between.get(LIKE.get(kind, "")) or self.between.get(ANY)
+            own = self.own_between(kind)
             if own is not None:
                 found = own.parts(kind, nodes, gpus, nbytes, near or TimeParts(0.0, 0.0))
             elif near is not None:
@@ -149,6 +149,10 @@ class Calibration:
             return None
         ratio = self.stragglers.get(kind, Straggler()).ratio(gpus, nbytes)
         return replace(found, latency=found.latency * ratio + self.wait, moving=found.moving * ratio)
+
+    def own_between(self, kind: str) -> InterNodeTimes | None:
+        """Return the curves between nodes that were fitted to this cluster, or None where there are none for a kind."""
+        return self.between.get(kind) or self.between.get(LIKE.get(kind, "")) or self.between.get(ANY)
 
     @property
     def transferred(self) -> bool:

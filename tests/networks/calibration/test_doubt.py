@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from triosim import Topology
-from triosim.networks.calibration.curves import TimeParts
-from triosim.networks.calibration.doubt import ELSEWHERE, PER_E_FOLD, PartErrors, relative_error
+from triosim.networks.calibration.curves import Sigmoid, TimeParts
+from triosim.networks.calibration.doubt import ELSEWHERE, OWN, PER_E_FOLD, PartErrors, relative_error
 from triosim.networks.calibration.lookup import calibration_of
+from triosim.networks.calibration.model import InterNodeTimes
 
 
 def doubt(name: str, gpus: int, nbytes: float, nodes: int = 1) -> float:
@@ -62,3 +63,7 @@ def test_a_cluster_of_ones_own_is_as_sure_as_its_fit() -> None:
     assert own is not None
     assert own < 0.1 < doubt("dgx-h100", 8, 512.0)
     assert relative_error(replace(shipped, kinds={}), "all_gather", 8, 512.0, 1) is None
+    between = {"any": InterNodeTimes(10e-6, Sigmoid(50e9, 1.0, 0.0))}
+    assert relative_error(replace(shipped, between=between), "all_gather", 32, 512.0, 4) == pytest.approx(
+        OWN.latency, rel=0.05
+    )
