@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from triosim.config.stacks import STACKS
 
 FILE = Path(__file__).with_suffix(".json")
 
@@ -29,7 +32,13 @@ class Constant:
 
 def load() -> dict[str, Constant]:
     """Return the constants by name."""
-    return {name: Constant(name=name, **entry) for name, entry in json.loads(FILE.read_text("utf-8")).items()}
+    return {name: Constant(name=name, **_valued(entry)) for name, entry in json.loads(FILE.read_text("utf-8")).items()}
+
+
+def _valued(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry with its value: that of a software stack stands with triosim's own."""
+    stack = entry.pop("stack", None)
+    return entry if stack is None else {**entry, "value": STACKS[stack].launch_seconds}
 
 
 def values(constants: Mapping[str, Constant] | None = None) -> dict[str, float]:
@@ -38,8 +47,9 @@ def values(constants: Mapping[str, Constant] | None = None) -> dict[str, float]:
 
 
 def save(fitted: Mapping[str, float]) -> None:
-    """Write other values into the file."""
+    """Write other values into the file; those of a software stack are triosim's, and are printed alone."""
     entries = json.loads(FILE.read_text("utf-8"))
     for name, value in fitted.items():
-        entries[name]["value"] = float(f"{value:.4g}")
+        if "stack" not in entries[name]:
+            entries[name]["value"] = float(f"{value:.4g}")
     FILE.write_text(json.dumps(entries, indent=2) + "\n", "utf-8")

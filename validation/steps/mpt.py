@@ -1,9 +1,9 @@
 """Training steps of MPT under llm-foundry's FSDP on 8 to 512 GPUs, as MosaicML published them (2023; Apache-2.0).
 
 The models have the sizes of llm-foundry's YAML files, and as many positions as a sample has tokens. Composer computes in bf16
-from fp32 shares. ``DEFAULT`` reduces gradients in fp32 and ``PURE`` in bf16; each micro-batch gathers and reduces;
-checkpointed blocks run again. Attention is the first FlashAttention in Triton (``attn_impl: triton`` of their YAML files).
-Nodes have eight GPUs, those of A100s eight cards of 200 Gb/s with RoCE; H100s are taken to be in DGX H100s.
+from fp32 shares, in fp8 by Transformer Engine. ``DEFAULT`` reduces gradients in fp32 and ``PURE`` in bf16; each micro-batch
+gathers and reduces; checkpointed blocks run again. Attention is the first FlashAttention in Triton (``attn_impl: triton`` of
+their YAML files). Nodes have eight GPUs, those of A100s eight cards of 200 Gb/s with RoCE; H100s are taken to be in DGX H100s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from validation.steps.command import Command, CommandFormat, axes
 from validation.steps.rows import Record, Row
 
 _GPUS = {"h100_80gb": "H100-SXM", "a100_80gb": "A100-SXM-80GB", "a100_40gb": "A100-SXM-40GB"}
-_PRODUCTS = {"amp_bf16": None, "bf16": None, "amp_fp8": "fp8"}
+_PRODUCTS = {"amp_bf16": None, "bf16": None, "amp_fp8": "fp8-delayed"}
 _REDUCED = {"DEFAULT": "fp32", "PURE": "bf16"}
 #: Parameters are freed after the forward pass, or not before the step ends.
 _RESHARD = {"FULL_SHARD": None, "SHARD_GRAD_OP": "reshard=no"}
