@@ -27,21 +27,25 @@ class AttainableRate:
     new: float
 
     def rate(self, gpu: Gpu, dtype: str) -> float:
-        """Return the FLOP/s that large products attain: all of the peak on boards that halve their tensor cores' rate.
-
-        GeForce boards add up in float32 at half rate, twice that of their other cores, and nothing else limits products: whole
-        models of timm in half precision come to 65 of 71 TFLOP/s on an RTX 3090.
-        """
-        halved = (
-            "tf32" in gpu.flops and dtype in ("float16", "bfloat16") and gpu.rate(dtype) < 2.2 * gpu.rate("float32")
+        """Return the FLOP/s that large products attain."""
+        return min(
+            (1.0 if halves_tensor_cores(gpu, dtype) else self.share) * gpu.rate(dtype), self.power_limit(gpu, dtype)
         )
-        return min((1.0 if halved else self.share) * gpu.rate(dtype), self.power_limit(gpu, dtype))
 
     def power_limit(self, gpu: Gpu, dtype: str) -> float:
         """Return the FLOP/s in float32 that a board's power allows; infinity in other dtypes, and where it is not known."""
         if dtype != "float32" or not gpu.tdp_watts:
             return math.inf
         return gpu.tdp_watts / (self.new if energy.is_new(gpu) else self.old)
+
+
+def halves_tensor_cores(gpu: Gpu, dtype: str) -> bool:
+    """Whether a board adds up half precision in float32 at half its tensor cores' rate, twice that of its other cores.
+
+    GeForce boards do, and nothing else limits products there, which reach all of the peak: whole models of timm in half
+    precision come to 65 of 71 TFLOP/s on an RTX 3090.
+    """
+    return "tf32" in gpu.flops and dtype in ("float16", "bfloat16") and gpu.rate(dtype) < 2.2 * gpu.rate("float32")
 
 
 #: The parameters without any fit.

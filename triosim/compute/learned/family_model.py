@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from triosim import gpus
 from triosim.compute import uncertainty
-from triosim.compute.attainable_rate import AttainableRate
+from triosim.compute.attainable_rate import AttainableRate, halves_tensor_cores
 from triosim.compute.compute_model import CLASS_EDGES, Array
 from triosim.compute.families import Family, FamilyCalls
 from triosim.compute.learned import kinship
@@ -105,7 +105,8 @@ class FamilyModel:
         if self.measured_gpu(gpu) == name:
             clock = gpu.clock_hz / measured.clock_hz if gpu.clock_hz and measured.clock_hz else 1.0
             return max(clock * self.rates[name], attainable if dtype == "float32" else 0.0)
-        return self.rates[name] * self._times_faster(gpu, measured, dtype)
+        found = self.rates[name] * self._times_faster(gpu, measured, dtype)
+        return max(found, attainable) if halves_tensor_cores(gpu, dtype) else found
 
     def _times_faster(self, gpu: Gpu, measured: Gpu, dtype: str) -> float:
         """Return the ratio of the rates of a GPU and its measured relative: that of their peaks.

@@ -64,6 +64,7 @@ class Efficiency:
 DEFAULTS = {
     "product": Efficiency(0.75, 0.6, (0.5, 0.5, 0.3), 4e-6),
     "convolution": Efficiency(0.7, 0.6, (0.5, 0.5, 0.4), 4e-6),
+    "convolution in TF32": Efficiency(0.4, 0.6, (0.5, 0.5, 0.4), 4e-6),
     "convolution on tensor cores": Efficiency(0.9, 0.7, (0.5, 0.35, 0.2), 4e-6),
     "grouped convolution": Efficiency(0.6, 0.54, (0.5, 0.5, 0.4), 4e-6),
     "grouped gradient": Efficiency(0.035, 0.54, (0.5, 0.5, 0.5), 4e-6),
@@ -155,7 +156,7 @@ class Roofline(ComputeModel):
 def default(key: Key) -> Efficiency:
     """Return the default efficiency of a class, phase and dtype."""
     kind, _, dtype = key
-    cores = " on tensor cores" if dtype not in ("float32", "float64", "") else ""
+    cores = {"tf32": " in TF32", "float32": "", "float64": "", "": ""}.get(dtype, " on tensor cores")
     return DEFAULTS.get(f"{kind}{cores}") or DEFAULTS[kind]
 
 
