@@ -1,0 +1,27 @@
+"""The fit of an energy: sources whose steps follow it by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from validation.steps.energy_fit import FACTORS, fitted
+
+
+def rows(best: float, slope: float) -> np.ndarray:
+    """Return the errors of two rows that are right at a factor of the energy, and whose times follow it by a power."""
+    return slope * (np.log(FACTORS)[:, None] - np.log(best)) * np.ones((1, 2))
+
+
+def test_the_energy_at_which_steps_are_right_is_found() -> None:
+    assert fitted({"one": rows(1.1, 0.7)}) == pytest.approx(1.1, rel=0.01)
+
+
+def test_the_source_whose_steps_follow_power_most_decides() -> None:
+    """Between 0.9 and 1.1 a tenth more energy makes one worse by 7% and the other better by 1%."""
+    assert fitted({"bound by power": rows(0.9, 0.7), "hardly": rows(1.1, 0.1)}) == pytest.approx(0.9, rel=0.01)
+
+
+def test_rows_of_a_source_count_as_one() -> None:
+    many = np.repeat(rows(1.1, 0.4), 10, axis=1)
+    assert fitted({"few": rows(0.9, 0.5), "many": many}) == pytest.approx(0.9, rel=0.01)
