@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute.fit import calibration_run, measured_files
 from triosim.compute.fit import family_fitting as calibration
-from triosim.compute.fit import measured_files
 from triosim.compute.fit.evaluation import Statistics, by_class, statistics
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.learned import model_files
@@ -40,10 +40,13 @@ PRODUCTS = {
 }
 #: What triosim claims of the mean error: on rows held out at random, on any one GPU, and over GPUs that are left out.
 CLAIMED = {"gemm": 0.05, "gemm fp8": 0.05, "gemm fp8 blocks": 0.08, "gemm nvfp4": 0.05}
-CLAIMED |= {"attention": 0.035, "linear": 0.085, "bmm": 0.19}
-#: Noisier tables: an L40S at its power limit, and a B200 whose fp8 rows take one of two times without an order.
+CLAIMED |= {"attention": 0.035, "linear": 0.085, "bmm": 0.19, "convolution": 0.18, "convolution float16": 0.25}
+#: Noisier tables: an L40S at its power limit, a B200 whose fp8 rows take one of two times without an order, a processor, and a
+#: GPU without tensor cores in half precision.
 CLAIMED_ON = {("gemm", "L40S"): 0.07, ("gemm fp8", "B200"): 0.09}
+CLAIMED_ON |= {("convolution", "Xeon-Phi-7250"): 0.35, ("convolution float16", "P100-PCIe"): 0.38}
 CLAIMED_LEFT_OUT = {"elementwise": 0.10, "layer_norm": 0.12, "softmax": 0.15, "linear": 0.25, "bmm": 0.25}
+CLAIMED_LEFT_OUT |= {"convolution": 0.35, "convolution float16": 0.5}
 #: The same of GPUs that are predicted as their relatives; most of a call in blocks is the host's time, which is the machine's.
 CLAIMED_OF_RELATIVES = {"gemm": 0.12, "gemm fp8": 0.12, "gemm fp8 blocks": 0.35, "gemm nvfp4": 0.12}
 
@@ -65,7 +68,8 @@ def rows() -> list[Row]:
         error, count = figure.total.mape_percent / 100, figure.total.rows
         name = f"{figure.table} on {figure.gpu}: mean error"
         if figure.held_out == "random" and figure.table in CLAIMED:
-            found.append(Row(name, "rows held out at random", count, error, CLAIMED[figure.table]))
+            claimed = CLAIMED_ON.get((figure.table, figure.gpu), CLAIMED[figure.table])
+            found.append(Row(name, "rows held out at random", count, error, claimed))
         elif figure.held_out == "GPU" and figure.gpu == "mean" and figure.table in CLAIMED_LEFT_OUT:
             claimed = CLAIMED_LEFT_OUT[figure.table]
             found.append(Row(f"{figure.table}: mean error", "GPUs left out of the fit", count, error, claimed))
@@ -130,6 +134,17 @@ def _elementwise(table: str) -> Iterator[Figure]:
         yield from _judged(table, one, _segments(one, how), how)
 
 
+def _convolutions(table: str) -> Iterator[Figure]:
+    """Those in half precision learn from float32 too."""
+    single, half = read("convolutions/neusight_fp32", "convolutions/deepbench")
+    dtype = "float16" if table.endswith("float16") else "float32"
+    (one,) = (some for some in (single, half) if some.shapes.dtype == dtype)
+    beside = calibration_run.beside(one, [single, half])
+    yield from _judged(table, one, calibration.at_random(one, 2, beside=beside), "random")
+    yield from _judged(table, one, calibration.at_random(one, 2, by_shape=True, beside=beside), "shape")
+    yield from _judged(table, one, calibration.by_gpus(one, beside), "GPU")
+
+
 def _deepbench(table: str) -> Iterator[Figure]:
     """Another source than those of the fits, and with float16 on V100 and T4 GPUs without rows."""
     for one in measured_files.read([str(data("operators/gemm_deepbench.csv.gz"))], measured_files.ALL_GPUS).tables:
@@ -146,13 +161,15 @@ TABLES: Mapping[str, Callable[[str], Iterator[Figure]]] = {
     "softmax": _reduction,
     "layer_norm": _reduction,
     "elementwise": _elementwise,
+    "convolution": _convolutions,
+    "convolution float16": _convolutions,
     "deepbench": _deepbench,
 }
 
 
 def read(*names: str) -> list[FamilyTable]:
     """Return the rows of tables of measured operators, by family and dtype."""
-    paths = [str(data(f"operators/{name}.csv.gz")) for name in names]
+    paths = [str(data(f"{name if '/' in name else f'operators/{name}'}.csv.gz")) for name in names]
     return calibration.joined(measured_files.read(paths, measured_files.ALL_GPUS).tables)
 
 

@@ -2,6 +2,7 @@
 
     python examples/traces/make.py [--to FOLDER] [NAME ...]
     python examples/traces/make.py --studies      # those of the case studies that do not ship, into the folder "more"
+    python examples/traces/make.py --times [NAME ...]   # the times alone, after a compute model changed; without PyTorch
 
 Operators, tensors and memory are what PyTorch would do on that GPU; the times come from triosim's compute models, and each
 trace says so. Needs PyTorch, torchvision and transformers. The same versions of them make the same files.
@@ -16,8 +17,9 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from triosim import Operator, Trace, save_trace
+from triosim import Operator, Trace, load_trace, save_trace
 from triosim.capture.one_rank import capture_fake
+from triosim.compute.pricing.prediction import with_predicted_times
 
 TRAIN = Path(__file__).resolve().parents[1] / "train"
 
@@ -51,8 +53,12 @@ def made(name: str) -> Trace:
         trace = capture_fake(TRAIN / script, arguments, gpu="A100")
     library = "torchvision" if script == "vision.py" else "transformers"
     software = {**trace.software, library: version(library), "script": f"examples/train/{COMMANDS[name]}"}
-    operators = tuple(rounded(operator) for operator in trace.operators)
-    return replace(trace, operators=operators, model=name, software=software)
+    return in_nanoseconds(replace(trace, model=name, software=software))
+
+
+def in_nanoseconds(trace: Trace) -> Trace:
+    """Return a trace with its predicted times rounded."""
+    return replace(trace, operators=tuple(rounded(operator) for operator in trace.operators))
 
 
 def rounded(operator: Operator) -> Operator:
@@ -70,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMMANDS))
     parser.add_argument("--studies", action="store_true", help="those of the case studies that are not there yet")
+    parser.add_argument("--times", action="store_true", help="predict the times of those that are there again")
     parser.add_argument("--to", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     for name in options.names:
@@ -83,7 +90,7 @@ def main() -> None:
         path = path_of(name, folder)
         if options.studies and path.exists():
             continue
-        trace = made(name)
+        trace = in_nanoseconds(with_predicted_times(load_trace(path))) if options.times else made(name)
         save_trace(trace, path)
         print(
             f"{path}: {len(trace.operators):,} operators, {trace.seconds * 1e3:.1f} ms, {path.stat().st_size:,} bytes"

@@ -45,6 +45,16 @@ class Estimates:
         """Return estimates that know none of the operators (NaN), for a model to fill in."""
         return cls(np.full(count, np.nan), np.full(count, np.nan), [model] * count, np.zeros(count, dtype=bool))
 
+    def add(self, rows: Rows, seconds: Array, errors: Array) -> None:
+        """Add the times of calls to those of their operators; the errors of one operator's calls count as dependent."""
+        for row, time, error in zip(rows.tolist(), seconds, errors, strict=True):
+            before = self.seconds[row]
+            if np.isnan(before):
+                self.seconds[row], self.relative_error[row] = time, error
+            else:
+                self.seconds[row] = before + time
+                self.relative_error[row] = (before * self.relative_error[row] + time * error) / (before + time)
+
     def select(self, rows: Rows) -> Estimates:
         """Return the estimates of some of the operators."""
         extrapolated = None if self.extrapolated is None else self.extrapolated[rows]

@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.compute.compute_model import Array, Mask, Rows
-from triosim.operators import number_formats, products
+from triosim.operators import convolutions, number_formats, products
+from triosim.operators.convolutions import ConvolutionCall, Geometry
 from triosim.operators.features import base_name, gradients_made, is_attention
+from triosim.operators.kinds import kind_of
 from triosim.trace import Operator
 
-Family = Literal["product", "attention", "elementwise", "softmax", "layer_norm"]
+Family = Literal["product", "attention", "elementwise", "softmax", "layer_norm", "convolution"]
 _Call = tuple[Family, str, tuple[int, ...], str]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
@@ -30,6 +32,7 @@ COLUMNS: Mapping[Family, tuple[str, ...]] = {
     "elementwise": ("rows", "columns"),
     "softmax": ("rows", "columns"),
     "layer_norm": ("rows", "columns"),
+    "convolution": Geometry._fields,
 }
 ELEMENTWISE = frozenset((
     "add", "sub", "rsub", "mul", "div", "pow", "relu", "gelu", "tanh", "sigmoid", "silu", "neg", "exp", "sqrt", "rsqrt",
@@ -47,7 +50,9 @@ _LAYER_NORM = frozenset(("layer_norm", "native_layer_norm"))
 class FamilyCalls:
     """The sizes of calls of one family in one dtype (of products a number format): a column for each of ``COLUMNS``.
 
-    ``kinds`` names element-wise operators; calls of attention that is not causal all have the kind ``FULL``.
+    ``kinds`` names element-wise operators, and what calls of convolutions compute (``convolutions.Direction``), with or
+    without ``convolutions.CHANNELS_LAST``; calls of attention that is not causal all have the kind ``FULL``. Convolutions in
+    float32 that may compute in TF32 have the dtype ``tf32``.
     """
 
     family: Family
@@ -75,12 +80,18 @@ def calls_of(operators: Sequence[Operator]) -> list[tuple[Rows, FamilyCalls]]:
 def gradient_calls_of(
     operators: Sequence[Operator], forwards: Sequence[Operator | None]
 ) -> list[tuple[Rows, FamilyCalls]]:
-    """Return the products that compute the gradients of products, one for each gradient, with the indices of their operators.
+    """Return the calls that compute the gradients of products and convolutions, one for each gradient, with the indices of
+    their operators.
 
     Of (m, k) by (k, n), the data's gradient is (m, n) by (n, k), and the weight's (k, m) by (m, n).
     """
     found: list[tuple[int, _Call | None]] = []
     for row, (operator, forward) in enumerate(zip(operators, forwards, strict=True)):
+        several = convolutions.gradient_calls(operator, forward) if operator.phase == "backward" else []
+        if (
+            forward is not None or len(several) > 1
+        ):  # a single gradient without its forward operator is a call of its own
+            found += [(row, _convolution(forward or operator, call)) for call in several]
         one = _sizes(forward) if forward is not None and operator.phase == "backward" else None
         if forward is None or one is None or one[0] != "product":
             continue
@@ -97,16 +108,17 @@ def _grouped(calls: Iterable[tuple[int, _Call | None]]) -> list[tuple[Rows, Fami
         if one is not None:
             found.setdefault((*one[:2], one[3] == FULL), []).append((row, one[2], one[3]))
     grouped = []
-    for (family, dtype, full), members in found.items():
+    for (family, dtype, _), members in found.items():
         values = np.array([sizes for _, sizes, _ in members], dtype=np.float64)
         columns = {name: values[:, number] for number, name in enumerate(COLUMNS[family])}
-        kinds = np.array([kind for _, _, kind in members]) if family == "elementwise" or full else None
+        named = np.array([kind for _, _, kind in members])
+        kinds = named if named[0] else None
         grouped.append((np.array([row for row, _, _ in members]), FamilyCalls(family, dtype, columns, kinds)))
     return grouped
 
 
 def _sizes(operator: Operator) -> _Call | None:
-    """Return an operator's family, dtype, sizes and element-wise kind."""
+    """Return an operator's family, dtype, sizes and kind."""
     name = base_name(operator.name)
     inputs = [tensor for tensor in operator.inputs if tensor.shape]
     if not inputs or any(not tensor.numel for tensor in inputs):
@@ -119,6 +131,8 @@ def _sizes(operator: Operator) -> _Call | None:
     if is_attention(name) and "backward" not in name.lower():
         attention = _attention(operator)
         return None if attention is None else ("attention", dtype, attention, "" if _is_causal(operator) else FULL)
+    if kind_of(name) == "convolution":
+        return _single_convolution(operator)
     if name in _SOFTMAX or name in _LAYER_NORM:
         normalised = name in _LAYER_NORM and len(inputs) > 1
         width = inputs[1].numel if normalised else inputs[0].shape[-1]
@@ -146,6 +160,24 @@ def _product(name: str, operator: Operator) -> tuple[int, int, int, int] | None:
     if len(second) == 2:
         return 1, math.prod(first[:-1]), second[-1], inner
     return math.prod(first[:-2]), first[-2], second[-1], inner
+
+
+def _single_convolution(operator: Operator) -> _Call | None:
+    """Return a forward convolution, or the one gradient that an operator without a forward operator computes."""
+    if operator.phase == "forward":
+        call = convolutions.forward_call(operator)
+        return None if call is None else _convolution(operator, call)
+    several = convolutions.gradient_calls(operator, None) if operator.forward is None else []
+    return _convolution(operator, several[0]) if len(several) == 1 else None
+
+
+def _convolution(operator: Operator, call: ConvolutionCall) -> _Call:
+    """Return a call; in float32 it may compute in TF32, as PyTorch's default is, unless the operator says otherwise."""
+    dtype = operator.inputs[0].dtype
+    if dtype == "float32" and operator.attributes.get("allow_tf32") is not False:
+        dtype = "tf32"
+    layout = convolutions.CHANNELS_LAST if operator.attributes.get("channels_last") else ""
+    return "convolution", dtype, call.geometry, call.direction + layout
 
 
 def _is_causal(operator: Operator) -> bool:

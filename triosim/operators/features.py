@@ -199,10 +199,12 @@ def factors(operator: Operator) -> tuple[Tensor, Tensor] | None:
 
 
 def gradients_made(operator: Operator, forward: Operator) -> tuple[bool, bool]:
-    """Whether a backward operator is the products that give the gradients of a product's first and second factor."""
+    """Whether a backward operator gives the gradients of a product's or convolution's first and second factor."""
     name = base_name(operator.name)
     pair = factors(forward)
-    if pair is None or kind_of(name) != "product" or not (_is_whole(name, forward) or name.endswith("_backward")):
+    if pair is None or kind_of(name) not in ("product", "convolution"):
+        return False, False
+    if not (_is_whole(name, forward) or name.endswith("_backward")):
         return False, False
     count = _gradients(operator, forward)
     if count != 1:

@@ -65,7 +65,7 @@ def test_what_ships_says_where_it_comes_from(path: Path) -> None:
     assert model.provenance["source"]
     assert model.provenance["rows"].keys() == model.rates.keys()
     for gpu in model.rates:
-        assert 0.0 < model.errors["random"][gpu]["all"] < 0.25
+        assert 0.0 < model.errors["random"][gpu]["all"] < 0.4
 
 
 def test_what_ships_is_small() -> None:

@@ -29,11 +29,14 @@ from triosim.output_files import check_outputs, writing_text
 
 #: The distinct shapes of a family, measured on one GPU, from which it gets a model.
 ENOUGH_FOR_FAMILY = 200
-#: The sources, by dtype, of the tables that the shipped models are fitted to.
+#: The sources, by family or dtype, of the tables that the shipped models are fitted to.
 _SOURCES = {
+    "convolution": "sitar-lab/NeuSight, MIT; baidu-research/DeepBench, Apache-2.0",
     **dict.fromkeys(("bfloat16", *SCALED), "NVIDIA ai-dynamo/aiconfigurator performance database, Apache-2.0"),
     "float32": "sitar-lab/NeuSight, MIT",
 }
+#: The most rows of a GPU that stand beside those of another dtype.
+MOST_BESIDE = 500
 _OPERATORS_FILE = "operators.npz"
 
 
@@ -93,19 +96,35 @@ def _fit_families(
     models, text = [], ""
     if tables:
         regressor()  # says what is missing before anything takes long
-    for rows in family_fitting.joined(tables):
-        source = _SOURCES.get(rows.shapes.dtype, "") if together else ""
+    joined = family_fitting.joined(tables)
+    for rows in joined:
+        known = _SOURCES.get(rows.shapes.family) or _SOURCES.get(rows.shapes.dtype, "")
+        source = known if together else ""
         if rows.shapes.family == "elementwise":
             text = segments(rows, source)
             continue
         if sum(_different(rows.shapes.select(mask)) for _, mask in rows.by_gpu()) < ENOUGH_FOR_FAMILY:
             what = f"{len(rows)} rows of {rows.shapes.family} in {rows.shapes.dtype} are too few for all GPUs together"
             raise TriosimError(what, where=rows.source, fix=f"leave out --gpu {ALL_GPUS}")
-        model = family_fitting.calibrate(rows, progress, source=source)
+        model = family_fitting.calibrate(rows, progress, source=source, beside=beside(rows, joined))
         models.append(model)
         for name, errors in model.errors["random"].items():
             progress(f"{rows.shapes.family} in {rows.shapes.dtype} on {name}: {100 * errors['all']:.1f}% off, held out")
     return models, text
+
+
+def beside(rows: FamilyTable, tables: Sequence[FamilyTable]) -> list[FamilyTable]:
+    """Return the float32 rows of convolutions for those in half precision, which few were measured in."""
+    if rows.shapes.family != "convolution" or rows.shapes.dtype == "float32":
+        return []
+    found = []
+    for one in tables:
+        if (one.shapes.family, one.shapes.dtype) == ("convolution", "float32"):
+            some = np.zeros(len(one), dtype=bool)
+            for _, mask in one.by_gpu():
+                some[np.random.default_rng(0).permutation(np.flatnonzero(mask))[:MOST_BESIDE]] = True
+            found.append(one.select(some))
+    return found
 
 
 def _families(several: Sequence[OperatorRows]) -> list[FamilyTable]:
@@ -119,7 +138,9 @@ def _families(several: Sequence[OperatorRows]) -> list[FamilyTable]:
 
 
 def _different(shapes: families.FamilyCalls) -> int:
-    return int(np.unique(np.stack(list(shapes.columns.values())), axis=1).shape[1])
+    """Return how many calls differ, in sizes or in what they compute."""
+    kinds = [] if shapes.kinds is None else [np.unique(shapes.kinds, return_inverse=True)[1]]
+    return int(np.unique(np.stack([*shapes.columns.values(), *kinds]), axis=1).shape[1])
 
 
 def segments(rows: FamilyTable, source: str = "") -> str:

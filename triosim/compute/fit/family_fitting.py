@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from triosim.compute import attainable_rate
+from triosim.compute.attainable_rate import AttainableRate
 from triosim.compute.compute_model import CLASS_EDGES, Array, Mask
 from triosim.compute.families import COLUMNS, Family, FamilyCalls
 from triosim.compute.fit.boosting import TreeSettings, grow
 from triosim.compute.fit.family_tables import FamilyTable
+from triosim.compute.learned import convolution_features
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
 from triosim.compute.learned.family_model import CLASSES, FamilyModel
@@ -35,6 +37,10 @@ _FEW_OTHER = TreeSettings(trees=40, leaves=4, rate=0.1, least=25, features=1.0)
 _FEW_ROWS = 2000
 #: The rows from which one fold is enough to find the errors.
 _LARGE = 20000
+#: Columns of convolutions that mostly follow from the height of the data.
+_DEPENDENT = ("width", "out_height", "out_width")
+_OF_FAMILY = {"attention": _ATTENTION, "convolution": replace(_POOLED, balanced=True)}
+_OTHER_OF_FAMILY = {"convolution": replace(_OTHER, balanced=True)}
 
 
 def joined(tables: Sequence[FamilyTable]) -> list[FamilyTable]:
@@ -53,32 +59,60 @@ def joined(tables: Sequence[FamilyTable]) -> list[FamilyTable]:
     return result
 
 
-def fit(rows: FamilyTable, *, known: bool = True, others: bool = True) -> FamilyModel:
-    """Fit a model to rows: ``known``, the trees of the rows' GPUs; ``others``, those of any other GPU."""
-    reached = {gpu.name: _rate(rows, gpu, mask) for gpu, mask in rows.by_gpu()}
-    present = [gpu for gpu, _ in rows.by_gpu()]
-    attainable = attainable_rate.fit(present, [reached[gpu.name] for gpu in present], rows.shapes.dtype)
+def fit(
+    rows: FamilyTable, *, known: bool = True, others: bool = True, beside: Sequence[FamilyTable] = ()
+) -> FamilyModel:
+    """Fit a model to rows: ``known``, the trees of the rows' GPUs; ``others``, those of any other GPU.
+
+    Rows of other dtypes that stand ``beside`` them are learned from, too.
+    """
+    family = rows.shapes.family
+    attainable, reached = _rates(rows)
     own: dict[str, BoostedTrees] = {}
-    features, told, target, group = [], [], [], []
-    for number, (gpu, mask) in enumerate(rows.by_gpu()):
-        calls = call_features(rows.shapes.select(mask), gpu, reached[gpu.name])
-        wanted = np.log(rows.seconds[mask] / calls.roofline)
-        if known and rows.shapes.family == "product" and int(mask.sum()) >= ENOUGH_ALONE:
+    features, told, target, group, own_units = [], [], [], [], []
+    parts = [(table, gpu, mask) for table in (rows, *beside) for gpu, mask in table.by_gpu()]
+    for number, (table, gpu, mask) in enumerate(parts):
+        rate = reached[gpu.name] if table is rows else _rates(table)[1][gpu.name]
+        calls = call_features(table.shapes.select(mask), gpu, rate)
+        wanted = np.log(table.seconds[mask] / calls.roofline)
+        if known and family == "product" and int(mask.sum()) >= ENOUGH_ALONE:
             own[gpu.name] = grow(calls.features, wanted, _ALONE)
         features.append(calls.features)
-        told.append(np.tile(specifications(gpu, reached[gpu.name]), (len(wanted), 1)))
+        told.append(np.tile(specifications(gpu, rate), (len(wanted), 1)))
         target.append(wanted)
         group.append(np.full(len(wanted), number))
-    stacked, wanted = np.concatenate(features), np.concatenate(target)
+        own_units.append(np.full(len(wanted), _on_own_units(table, gpu)))
+    stacked, wanted, groups = np.concatenate(features), np.concatenate(target), np.concatenate(group)
     few = len(wanted) < _FEW_ROWS
     pooled = None
-    if known and len(own) < len(present):
+    if known and len(own) < len(reached):
         both = np.hstack([stacked, np.concatenate(told)])
-        settings = _FEW if few else _ATTENTION if rows.shapes.family == "attention" else _POOLED
-        pooled = grow(both, wanted, settings, np.concatenate(group))
-    other = grow(stacked, wanted, _FEW_OTHER if few else _OTHER, np.concatenate(group)) if others else None
-    sizes = {name: np.unique(rows.shapes[name]).tolist() for name in COLUMNS[rows.shapes.family]}
-    return FamilyModel(rows.shapes.family, rows.shapes.dtype, reached, attainable, own, pooled, other, sizes)
+        pooled = grow(both, wanted, _FEW if few else _OF_FAMILY.get(family, _POOLED), groups)
+    settings = _FEW_OTHER if few else _OTHER_OF_FAMILY.get(family, _OTHER)
+    seen = np.concatenate(own_units)
+    other = grow(stacked[seen], wanted[seen], settings, groups[seen]) if others else None
+    sizes = {name: np.unique(rows.shapes[name]).tolist() for name in COLUMNS[family]}
+    samples = len(parts) if beside else 0
+    return FamilyModel(family, rows.shapes.dtype, reached, attainable, own, pooled, other, sizes, samples=samples)
+
+
+def _on_own_units(rows: FamilyTable, gpu: Gpu) -> bool:
+    """Whether a GPU computes in the rows' dtype, and not in another one instead: what it shows then holds for others."""
+    dtype = rows.shapes.dtype
+    return rows.shapes.family != "convolution" or convolution_features.arithmetic_dtype(dtype, gpu) == dtype
+
+
+def _rates(rows: FamilyTable) -> tuple[AttainableRate, dict[str, float]]:
+    """Return the law of the rate that large calls reach, and the rate on each GPU of the rows.
+
+    Convolutions take that of products: how far they are below it depends on the algorithm more than on the GPU.
+    """
+    if rows.shapes.family == "convolution":
+        rates = {gpu.name: convolution_features.rate(gpu, rows.shapes.dtype) for gpu, _ in rows.by_gpu()}
+        return attainable_rate.DEFAULT, rates
+    reached = {gpu.name: _rate(rows, gpu, mask) for gpu, mask in rows.by_gpu()}
+    present = [gpu for gpu, _ in rows.by_gpu()]
+    return attainable_rate.fit(present, [reached[gpu.name] for gpu in present], rows.shapes.dtype), reached
 
 
 def _rate(rows: FamilyTable, gpu: Gpu, mask: Mask) -> float:
@@ -102,7 +136,9 @@ def predict(model: FamilyModel, rows: FamilyTable) -> Array:
     return found
 
 
-def at_random(rows: FamilyTable, most: int = FOLDS, *, by_shape: bool = False) -> Array:
+def at_random(
+    rows: FamilyTable, most: int = FOLDS, *, by_shape: bool = False, beside: Sequence[FamilyTable] = ()
+) -> Array:
     """Return predictions of each row by a model that was fitted without it and its fold; NaN beyond ``most`` folds.
 
     With ``by_shape``, the rows of one shape on all GPUs are in one fold.
@@ -112,27 +148,31 @@ def at_random(rows: FamilyTable, most: int = FOLDS, *, by_shape: bool = False) -
         columns = np.stack([rows.shapes[name] for name in COLUMNS[rows.shapes.family]], axis=1)
         which = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
     fold = (np.random.default_rng(0).permutation(which.max() + 1) % FOLDS)[which]
-    return _held_out(rows, [fold == number for number in range(most)])
+    return _held_out(rows, [fold == number for number in range(most)], beside)
 
 
-def by_slices(rows: FamilyTable, column: str) -> Array:
+def by_slices(rows: FamilyTable, column: str, beside: Sequence[FamilyTable] = ()) -> Array:
     """Return predictions of the rows of a fifth of a column's values by a model that saw none of these values; NaN elsewhere.
 
     The smallest and the largest value stay: errors beyond all measurements are another question.
     """
     values = np.unique(rows.shapes[column])
     inner = np.random.default_rng(0).permutation(values[1:-1])
-    return _held_out(rows, [np.isin(rows.shapes[column], inner[: max(1, round(0.2 * len(values)))])])
+    return _held_out(rows, [np.isin(rows.shapes[column], inner[: max(1, round(0.2 * len(values)))])], beside)
 
 
-def by_gpus(rows: FamilyTable) -> Array:
+def by_gpus(rows: FamilyTable, beside: Sequence[FamilyTable] = ()) -> Array:
     """Return predictions of each GPU's rows by a model that was fitted to others: to its relative alone, if it has one."""
     found = np.full(len(rows), np.nan)
     parts = list(rows.by_gpu())
     for gpu, mask in parts if len(parts) > 1 else []:
         rest = rows.select(~mask)
         relative = relative_of(gpu, rest)
-        model = fit(rest, known=False) if relative is None else fit(rest.on([relative]), others=False)
+        if relative is None:
+            more = [table.select(table.devices != gpu.name) for table in beside if table.devices is not None]
+            model = fit(rest, known=False, beside=more)
+        else:
+            model = fit(rest.on([relative]), others=False)
         found[mask] = predict(model, rows.select(mask))
     return found
 
@@ -145,30 +185,36 @@ def relative_of(gpu: Gpu, rows: FamilyTable) -> str | None:
     return empty.measured_gpu(gpu) or empty.relative(gpu, empty.dtype)
 
 
-def _held_out(rows: FamilyTable, masks: Sequence[Mask]) -> Array:
+def _held_out(rows: FamilyTable, masks: Sequence[Mask], beside: Sequence[FamilyTable] = ()) -> Array:
     found = np.full(len(rows), np.nan)
     for mask in masks:
         if mask.any() and not mask.all():
-            found[mask] = predict(fit(rows.select(~mask), others=False), rows.select(mask))
+            found[mask] = predict(fit(rows.select(~mask), others=False, beside=beside), rows.select(mask))
     return found
 
 
 def columns_with_slices(rows: FamilyTable) -> list[str]:
-    """Return the columns with enough values to hold some out."""
-    return [name for name in COLUMNS[rows.shapes.family] if len(np.unique(rows.shapes[name])) >= 8]
+    """Return the columns with enough values to hold some out, without those that follow from others."""
+    names = [name for name in COLUMNS[rows.shapes.family] if name not in _DEPENDENT]
+    return [name for name in names if len(np.unique(rows.shapes[name])) >= 8]
 
 
 def calibrate(
-    rows: FamilyTable, progress: Callable[[str], None] = lambda text: None, *, source: str = ""
+    rows: FamilyTable,
+    progress: Callable[[str], None] = lambda text: None,
+    *,
+    source: str = "",
+    beside: Sequence[FamilyTable] = (),
 ) -> FamilyModel:
-    """Fit to all rows, with errors from cross-validation."""
+    """Fit to all rows, and to rows of other dtypes ``beside`` them, with errors from cross-validation."""
     name = f"{rows.shapes.family} in {rows.shapes.dtype}"
     progress(f"{name}: {len(rows)} rows, cross-validating")
-    random = at_random(rows, most=FOLDS if len(rows) < _LARGE else 1)
-    slices = [by_slices(rows, column) for column in columns_with_slices(rows)]
-    left_out = by_gpus(rows)
+    random = at_random(rows, most=FOLDS if len(rows) < _LARGE else 1, beside=beside)
+    slices = [by_slices(rows, column, beside) for column in columns_with_slices(rows)]
+    left_out = by_gpus(rows, beside)
     progress(f"{name}: fitting to all rows")
-    model = fit(rows)
+    model = fit(rows, beside=beside)
+    own_units = np.isin(rows.devices, [gpu.name for gpu, _ in rows.by_gpu() if _on_own_units(rows, gpu)])
     errors = {
         "random": {gpu.name: _errors(rows, random, mask) for gpu, mask in rows.by_gpu()},
         "slices": {gpu.name: _pooled_errors(rows, slices, mask) for gpu, mask in rows.by_gpu()},
@@ -178,7 +224,7 @@ def calibrate(
         related |= mask & (relative_of(gpu, rows.select(~mask)) is not None)
     errors |= {
         name: {"all": found}
-        for name, mask in (("relatives", related), ("left out", ~related))
+        for name, mask in (("relatives", related), ("left out", ~related & own_units))
         if (found := _errors(rows, left_out, mask))
     }
     used: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """Reads measured operators from files of any kind, for the GPU that a user names or for all.
 
-The files are tables of one family (``family_tables``, ``deepbench``), tables of any operators (``operator_table``) and traces.
+The files are tables of one family (``family_tables``, ``convolution_tables``, ``deepbench``), tables of any operators
+(``operator_table``) and traces.
 Where a table's columns do not name the GPU, its file's name does (``table_names``), or else the user.
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from triosim import gpus
-from triosim.compute.fit import deepbench, family_tables, operator_rows, operator_table, table_names
+from triosim.compute.fit import convolution_tables, deepbench, family_tables, operator_rows, operator_table, table_names
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.errors import OptionError, TriosimError
@@ -88,7 +89,7 @@ def read(
         elif operator_table.recognises(path):
             found.operators.extend(_operators(path, asked, cache))
         else:
-            tables = deepbench.read(path) if deepbench.recognises(path) else family_tables.read(path, operator, dtype)
+            tables = _tables(path, operator, dtype)
             tables = _on_known_gpus(tables, found.refused) if unknown and asked is None else tables
             found.tables.extend(_with_gpus(tables, asked, path))
     return found
@@ -106,6 +107,15 @@ def _is_trace(path: str) -> bool:
     """Whether a path is that of a trace and not of a table: a folder, or a file of JSON."""
     target = Path(path)
     return target.is_dir() or head(target, 4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+
+
+def _tables(path: str, operator: str | None, dtype: str | None) -> list[FamilyTable]:
+    """Return the rows of a table of one family: a part for each dtype."""
+    if convolution_tables.recognises(path):
+        return convolution_tables.read(path)
+    if deepbench.recognises(path):
+        return deepbench.read(path)
+    return family_tables.read(path, operator, dtype)
 
 
 def _on_known_gpus(tables: Sequence[FamilyTable], refused: list[RefusedRows]) -> list[FamilyTable]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from triosim import gpus
 from triosim.compute.compute_model import Array, Rows
-from triosim.compute.fit import family_tables
+from triosim.compute.fit import convolution_tables, family_tables
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.errors import TraceError
 from triosim.gpus import Gpu
@@ -65,7 +65,8 @@ def of_trace(trace: Trace, gpu: Gpu | None = None) -> OperatorRows:
 
 def of_table(table: FamilyTable, gpu: Gpu) -> OperatorRows:
     """Return the rows of a table of one operator as operators."""
-    made = tuple(family_tables.operators(table))
+    of = convolution_tables if table.shapes.family == "convolution" else family_tables
+    made = tuple(of.operators(table))
     return OperatorRows(gpu, made, np.arange(len(made)), table.source)
 
 

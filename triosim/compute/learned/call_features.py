@@ -14,6 +14,7 @@ import numpy as np
 
 from triosim.compute.compute_model import Array
 from triosim.compute.families import FamilyCalls
+from triosim.compute.learned.convolution_features import convolution_features
 from triosim.gpus import Gpu
 from triosim.operators import number_formats
 from triosim.trace import DTYPE_BYTES
@@ -39,6 +40,8 @@ def call_features(calls: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
         return _product(calls, gpu, rate)
     if calls.family == "attention":
         return _attention(calls, gpu, rate)
+    if calls.family == "convolution":
+        return CallFeatures(*convolution_features(calls, gpu, rate))
     return _rows(calls, gpu)
 
 

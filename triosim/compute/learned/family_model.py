@@ -23,7 +23,7 @@ from triosim.compute import uncertainty
 from triosim.compute.attainable_rate import AttainableRate, halves_tensor_cores
 from triosim.compute.compute_model import CLASS_EDGES, Array
 from triosim.compute.families import Family, FamilyCalls
-from triosim.compute.learned import kinship
+from triosim.compute.learned import convolution_features, kinship
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
 from triosim.gpus import Gpu, energy
@@ -32,6 +32,8 @@ CLASSES = ("<20us", "20-200us", ">200us")
 #: The assumed error of an estimate where cross-validation had no such rows.
 UNKNOWN_ERROR = 0.25
 _MOST_DOUBLINGS = 3.0
+#: Columns in which a call that is larger has more tiles of the same kind.
+_MORE_OF_THE_SAME = {"convolution": ("batch", "height", "width", "out_height", "out_width")}
 #: The factor of the error for the same chip with other memory or another power limit.
 _OTHER_BOARD = 2.0
 #: What a unit of distance (``kinship``) adds to the error of the measured relatives that predict each other, which are close;
@@ -48,6 +50,7 @@ class FamilyModel:
     sizes: the values of each column that were measured.
     errors: mean relative errors by kind of test ("random", "slices", "relatives", "left out"), GPU and size class.
     provenance: where the rows come from, and how they were fitted.
+    samples: the GPUs that the trees of any other saw, each once for a dtype; 0 for as many as there are rates.
     """
 
     family: Family
@@ -60,6 +63,7 @@ class FamilyModel:
     sizes: Mapping[str, list[float]] = field(default_factory=dict)
     errors: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    samples: int = 0
 
     def measured_gpu(self, gpu: Gpu) -> str | None:
         """Return the name of the measured GPU whose rows hold for a GPU: itself, or one with the same chip; or None."""
@@ -96,6 +100,8 @@ class FamilyModel:
 
     def _rate(self, gpu: Gpu, name: str | None, dtype: str) -> float:
         """Return the FLOP/s that large calls reach on a GPU; ``name`` is the measured GPU that it is predicted as, if any."""
+        if self.family == "convolution":
+            return convolution_features.rate(gpu, dtype)
         attainable = self.attainable.rate(gpu, dtype)
         if name is None:
             return attainable
@@ -137,7 +143,7 @@ class FamilyModel:
         if name is None and "relatives" in self.errors and (away := self._away(gpu, calls.dtype)) is not None:
             return self._errors("relatives", "all")[where] * (1.0 + _FOR_DISTANCE * away) * self._outside(calls)
         if name is None:
-            factor = uncertainty.small_sample_factor(len(self.rates))
+            factor = uncertainty.small_sample_factor(self.samples or len(self.rates))
             if self.family == "product":
                 factor *= uncertainty.power_limit_factor(gpu, calls.dtype, self.attainable)
             return self._errors("left out", "all")[where] * factor * self._outside(calls)
@@ -163,7 +169,7 @@ class FamilyModel:
         """
         doublings = np.zeros(len(calls))
         for name, values in self.sizes.items():
-            if values:
+            if values and name not in _MORE_OF_THE_SAME.get(self.family, ()):
                 beyond = np.fmax(calls[name] / max(values), min(values) / np.fmax(calls[name], 1.0))
                 doublings = np.fmax(doublings, np.log2(np.fmax(beyond, 1.0)))
         found: Array = np.where(doublings > 0.0, 1.0 + np.clip(doublings, 1.0, _MOST_DOUBLINGS), 1.0)
@@ -180,6 +186,7 @@ class FamilyModel:
         return {
             "family": self.family, "dtype": self.dtype, "rates": self.rates, "law": asdict(self.attainable), **trees,
             "sizes": self.sizes, "errors": self.errors, "provenance": self.provenance,
+            **({"samples": self.samples} if self.samples else {}),
         }  # fmt: skip
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
@@ -197,4 +204,5 @@ class FamilyModel:
             pooled=BoostedTrees.from_arrays(arrays, f"{prefix}.pooled") if about["pooled"] else None,
             other=BoostedTrees.from_arrays(arrays, f"{prefix}.other") if about["other"] else None,
             **{name: about[name] for name in ("family", "dtype", "rates", "sizes", "errors", "provenance")},
+            samples=about.get("samples", 0),
         )

@@ -1,7 +1,8 @@
 """Operator times by the compute model that expects the smallest error, chosen operator by operator.
 
 Candidates are the models that are fitted to measured tables (the user's own, and those that ship with triosim: ``forest``,
-``elementwise``, ``reduction``) or to published rates (``attention kernels``), where their data cover the operator;
+``convolutions``, ``elementwise``, ``reduction``) or to published rates (``attention kernels``), where their data cover the
+operator;
 ``linear`` within the trace, for the trace's own GPU; and ``roofline``, which knows every operator. Each states its error
 from cross-validation or from the residuals of its fit; where it cannot, ``ASSUMED_ERROR`` counts. A model that was fitted
 within a trace saw few operators of one size, and may state a small error by chance: it is preferred to a table's model where it
@@ -23,6 +24,7 @@ from triosim.compute.compute_model import ComputeModel, Estimates, Mask
 from triosim.compute.learned import model_files
 from triosim.compute.models.attention_kernels import AttentionKernels
 from triosim.compute.models.calibrated import Calibrated
+from triosim.compute.models.convolutions import Convolutions
 from triosim.compute.models.elementwise import Elementwise
 from triosim.compute.models.forest import Forest, Reduction
 from triosim.compute.models.linear import Linear
@@ -37,10 +39,12 @@ WITHIN_A_TRACE = 2.0
 #: A regression that states a larger error than this has learned nothing, and is not preferred to other models.
 NOTHING_LEARNED = 1.0
 #: The models that are fitted to tables, the most specific first; and as they are in the tables' short loops.
-_STORED: tuple[ComputeModel, ...] = (Calibrated(), Forest(), AttentionKernels(), Elementwise(), Reduction())
+_STORED: tuple[ComputeModel, ...] = (
+    *(Calibrated(), Forest(), AttentionKernels(), Convolutions(), Elementwise(), Reduction()),
+)
 _IN_LOOPS = tuple(Forest(sustained=False) if type(one) is Forest else one for one in _STORED)
 #: The models that the user's own regressions were compared with when they were fitted.
-_COMPARED = (Forest.name, AttentionKernels.name, Elementwise.name, Reduction.name, Roofline.name)
+_COMPARED = (Forest.name, AttentionKernels.name, Convolutions.name, Elementwise.name, Reduction.name, Roofline.name)
 
 
 class AutoComputeModel(ComputeModel):

@@ -17,6 +17,7 @@ from triosim import gpus
 from triosim.compute.compute_model import ComputeModel, Estimates
 from triosim.compute.learned import model_files
 from triosim.compute.learned.kind_regression import KindFeatures, OperatorKind
+from triosim.compute.models.convolutions import Convolutions
 from triosim.compute.models.elementwise import Elementwise
 from triosim.compute.models.forest import Forest, Reduction
 from triosim.compute.models.roofline import ARITHMETIC, LAUNCH_SECONDS, arithmetic_dtype, class_of, default
@@ -90,7 +91,7 @@ def with_shipped(known: KindFeatures, operators: Sequence[Operator], rows: Seque
         return known
     asked, shipped = [operators[row] for row in rows], np.array(known.shipped)
     with model_files.using(""):
-        for model in (Forest(), Elementwise(), Reduction()):
+        for model in (Forest(), Convolutions(), Elementwise(), Reduction()):
             seconds = model.estimate(asked, gpu.name).seconds
             shipped[rows] = np.where(np.isnan(shipped[rows]), seconds, shipped[rows])
     return replace(known, shipped=shipped)

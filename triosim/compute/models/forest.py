@@ -61,10 +61,10 @@ class Forest(ComputeModel):
                     other_kernel = [row for row in rows.tolist() if attention_kernels.knows(seen[row], target)]
                     found.seconds[other_kernel] = np.nan
         for rows, calls in seen.gradients if "product" in self.families else ():
-            model = self._model(calls, target)
+            model = self._model(calls, target) if calls.family == "product" else None
             if model is not None:
                 seconds, error = self._predict(model, calls, target)
-                _add(found, rows, seconds, error + _GRADIENT_ERROR)
+                found.add(rows, seconds, error + _GRADIENT_ERROR)
                 self._name(found, rows, model, target)
         if "product" in self.families:
             found.seconds[:] *= [alignment.slowdown(*one) for one in zip(seen, seen.forwards, strict=True)]
@@ -120,17 +120,6 @@ def _full_over_causal(group: FamilyCalls, seconds: Array) -> Array:
     base = np.minimum(ATTENTION_SECONDS, seconds) / seconds
     found: Array = base + (1.0 - base) * 2.0 * blocks / (blocks + 1.0)
     return found
-
-
-def _add(found: Estimates, rows: Rows, seconds: Array, errors: Array) -> None:
-    """Add the times of products to those of their operators; the errors of one operator's products count as dependent."""
-    for row, time, error in zip(rows.tolist(), seconds, errors, strict=True):
-        before = found.seconds[row]
-        if np.isnan(before):
-            found.seconds[row], found.relative_error[row] = time, error
-        else:
-            found.seconds[row] = before + time
-            found.relative_error[row] = (before * found.relative_error[row] + time * error) / (before + time)
 
 
 class Reduction(Forest):

@@ -1,0 +1,185 @@
+"""The features of a convolution on a GPU, and the roofline time whose multiple a learned model predicts.
+
+cuDNN computes a convolution as an implicit product of matrices, or, of 3x3 kernels, after Winograd (Lavin and Gray, CVPR
+2016): 2x2 outputs at once in one kernel, with 2.25 times fewer multiplications, or 4x4 at once in several, with 4 times fewer
+and the transformed data written to memory. The roofline is the quickest of the three; trees learn the choice of algorithm from
+how much slower each of the others is. Tensor cores compute the product alone, and read tensors with their channels last: others
+are converted before and after. All features are ratios, or sizes of the call, so that they carry over to other GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from triosim.compute.compute_model import Array, Mask
+from triosim.compute.families import FamilyCalls
+from triosim.gpus import Gpu, energy
+from triosim.operators.convolutions import CHANNELS_LAST
+from triosim.trace import DTYPE_BYTES
+
+#: The shortest convolution: launch, drain, and the set-up of the filter.
+_LEAST_SECONDS = 5e-6
+_TILES = ((128, 128), (128, 64), (64, 64), (32, 128), (128, 32))
+#: The part of the rate that a tile of so many numbers reaches: small tiles read their factors more often.
+_TILE_EFFICIENCY = {128 * 128: 1.0, 128 * 64: 0.9, 64 * 64: 0.75, 128 * 32: 0.7}
+#: Half precision on ordinary cores is at most this many times as fast as float32; on tensor cores it is faster.
+_PACKED = 2.1
+#: The share of the attainable rate of products that is the rate of convolutions, and of the bandwidth that conversions reach.
+_SHARE, _CONVERSION_SHARE = 0.85, 0.8
+#: The fewest steps along the inner side that a part of a product that is split there has.
+_LEAST_SPLIT = 512.0
+#: An algorithm that cannot be used is this many times as slow as the quickest.
+_MOST_SLOWER = 50.0
+
+
+def arithmetic_dtype(dtype: str, gpu: Gpu) -> str:
+    """Return the dtype that a GPU convolves in: without tensor cores for a dtype, cuDNN computes in float32."""
+    on_tensor_cores = "tf32" in gpu.flops or gpu.rate("float16") > _PACKED * gpu.rate("float32")
+    return dtype if on_tensor_cores and dtype in gpu.flops else "float32"
+
+
+def rate(gpu: Gpu, dtype: str) -> float:
+    """Return the FLOP/s of long convolutions: a share of the peak, or what the board's power allows for long."""
+    computed = arithmetic_dtype(dtype, gpu)
+    return min(_SHARE * gpu.rate(computed), energy.sustained_rate(gpu, computed))
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """A call as ``groups`` products of (m, k) by (k, n), with the bytes of data, weight and result."""
+
+    m: Array
+    n: Array
+    k: Array
+    data: Array
+    weight: Array
+    out: Array
+
+    @property
+    def bytes(self) -> Array:
+        return self.data + self.weight + self.out
+
+
+def convolution_features(calls: FamilyCalls, gpu: Gpu, rate: float) -> tuple[Array, Array]:
+    """Return a row of features for each call, and its roofline time in seconds."""
+    sides = _sides(calls)
+    sms, l2 = max(gpu.sms, 1), gpu.l2_bytes or 4e6
+    groups = calls["groups"]
+    arithmetic = 2.0 * groups * sides.m * sides.n * sides.k / rate
+    memory = sides.bytes / gpu.bandwidth
+    direct = np.maximum(_product(sides, groups, rate, sms), memory)
+    on_cores = arithmetic_dtype(calls.dtype, gpu) != "float32"
+    winograd, columns = _winograd(calls, sides, gpu, rate)
+    if on_cores:
+        winograd = [np.full(len(calls), np.inf) for _ in winograd]
+    roofline = np.minimum(direct, np.min(winograd, axis=0)) + _LEAST_SECONDS
+    if on_cores:
+        roofline = roofline + _conversions(calls, sides, gpu)
+    columns += [np.log(np.minimum(time / roofline, _MOST_SLOWER)) for time in (direct, *winograd)]
+    columns += [*_directions(calls)[1:], np.full(len(calls), on_cores), *_of_sizes(calls)]
+    columns += [np.full(len(calls), DTYPE_BYTES.get(calls.dtype, 4))]
+    columns += [
+        *(np.log2(side) for side in (sides.m, sides.n, sides.k)),
+        sides.k % 8,
+        sides.k % 32,
+        sides.m % 32,
+        sides.n % 64,
+    ]
+    columns += [np.log(arithmetic), np.log(memory), np.log(arithmetic / memory)]
+    columns += [np.log(part / l2) for part in (sides.bytes, sides.data, sides.weight, sides.out)]
+    for rows, wide in ((128, 128), (64, 64), (128, 32), (32, 128)):
+        columns += _waves(groups * np.ceil(sides.m / rows) * np.ceil(sides.n / wide), sms)
+    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1), roofline
+
+
+def _sides(calls: FamilyCalls) -> _Sides:
+    batch, groups, stride = calls["batch"], calls["groups"], calls["stride"]
+    into, out_of = calls["in_channels"] / groups, calls["out_channels"] / groups
+    window = calls["kernel_height"] * calls["kernel_width"]
+    pixels, out_pixels = batch * calls["height"] * calls["width"], batch * calls["out_height"] * calls["out_width"]
+    m = np.select(_directions(calls), (out_pixels, pixels, into * window))
+    n = np.select(_directions(calls), (out_of, into, out_of))
+    k = np.select(_directions(calls), (into * window, out_of * window / stride**2, out_pixels))
+    size = DTYPE_BYTES.get(calls.dtype, 4)
+    parts = (pixels * into * groups, out_of * into * groups * window, out_pixels * out_of * groups)
+    return _Sides(m, n, np.maximum(k, 1.0), *(size * part for part in parts))
+
+
+def _directions(calls: FamilyCalls) -> list[Mask]:
+    assert calls.kinds is not None, "convolutions have a direction"
+    return [np.char.startswith(calls.kinds, name) for name in ("forward", "data", "weight")]
+
+
+def _conversions(calls: FamilyCalls, sides: _Sides, gpu: Gpu) -> Array:
+    """Return the seconds of reading and writing data and result again, where their channels are not last.
+
+    Kernels of one pixel need none: on a V100 and a T4, their forward times are within 15% of one multiple of the product's.
+    """
+    assert calls.kinds is not None
+    moved = 2.0 * (sides.data + sides.out) / (_CONVERSION_SHARE * gpu.bandwidth)
+    one_pixel = (calls["kernel_height"] == 1) & (calls["kernel_width"] == 1)
+    found: Array = np.where(one_pixel | np.char.endswith(calls.kinds, CHANNELS_LAST), 0.0, moved)
+    return found
+
+
+def _product(sides: _Sides, batch: Array, rate: float, sms: int) -> Array:
+    """Return the seconds of products in the best of some tiles, in whole waves over the multiprocessors.
+
+    Where there are fewer tiles than multiprocessors, a long inner side is split.
+    """
+    best = np.full(len(sides.m), np.inf)
+    for rows, wide in _TILES:
+        tiles = batch * np.ceil(sides.m / rows) * np.ceil(sides.n / wide)
+        split = np.clip(np.floor(sms / tiles), 1.0, np.maximum(np.floor(sides.k / _LEAST_SPLIT), 1.0))
+        work = np.ceil(tiles * split / sms) * sms / split
+        best = np.minimum(
+            best, 2.0 * work * rows * wide * np.maximum(sides.k, 8.0) / rate / _TILE_EFFICIENCY[rows * wide]
+        )
+    return best
+
+
+def _winograd(calls: FamilyCalls, sides: _Sides, gpu: Gpu, rate: float) -> tuple[Sequence[Array], list[Array]]:
+    """Return the seconds in one kernel and in several, infinite where Winograd cannot be used, and features."""
+    usable = (calls["kernel_height"] == 3) & (calls["kernel_width"] == 3) & (calls["groups"] == 1)
+    usable &= (calls["stride"] == 1) & (calls["dilation"] == 1)
+    into, out_of = calls["in_channels"], calls["out_channels"]
+    of_2, of_4 = (
+        calls["batch"] * np.ceil(calls["out_height"] / side) * np.ceil(calls["out_width"] / side) for side in (2, 4)
+    )
+    fused = 2.0 * 16 * np.ceil(of_2 / 32) * 32 * into * np.ceil(out_of / 32) * 32 / rate
+    one_kernel = np.maximum(fused, sides.bytes / gpu.bandwidth)
+    sms = max(gpu.sms, 1)
+    transformed = _Sides(of_4, out_of, into, sides.data, sides.weight, sides.out)
+    size = DTYPE_BYTES.get(calls.dtype, 4)
+    moved = size * (2.0 * 36 * of_4 * (into + out_of) + 45 * into * out_of) + sides.data + sides.out
+    several = _product(transformed, np.full(len(of_4), 36.0), rate, sms) + moved / gpu.bandwidth
+    columns = [
+        *_waves(36 * np.ceil(of_4 / 128) * np.ceil(out_of / 128), sms),
+        *_waves(np.ceil(of_2 / 32) * np.ceil(out_of / 32), sms),
+        *(np.ceil(of_4 / 128) * 128 / of_4, np.ceil(out_of / 128) * 128 / out_of),
+    ]
+    return [np.where(usable, time, np.inf) for time in (one_kernel, several)], columns
+
+
+def _waves(tiles: Array, sms: int) -> list[Array]:
+    """Return how many waves tiles need, and how much of them is empty."""
+    waves = tiles / sms
+    return [np.log2(waves), np.ceil(waves) / waves]
+
+
+def _of_sizes(calls: FamilyCalls) -> list[Array]:
+    names = ("batch", "in_channels", "out_channels", "height", "out_height", "out_width")
+    into, out_of = calls["in_channels"], calls["out_channels"]
+    return [
+        *(np.log2(calls[name]) for name in names),
+        *(
+            calls["kernel_height"] * calls["kernel_width"],
+            calls["stride"],
+            calls["out_height"] % 2,
+            calls["out_width"] % 4,
+        ),
+        *(into % 4, into % 8, into % 32, out_of % 8, out_of % 32, out_of % 128),
+    ]
