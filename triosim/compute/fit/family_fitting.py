@@ -214,7 +214,9 @@ def calibrate(
     left_out = by_gpus(rows, beside)
     progress(f"{name}: fitting to all rows")
     model = fit(rows, beside=beside)
-    own_units = np.isin(rows.devices, [gpu.name for gpu, _ in rows.by_gpu() if _on_own_units(rows, gpu)])
+    own_units = np.zeros(len(rows), dtype=bool)
+    for gpu, mask in rows.by_gpu():
+        own_units |= mask & _on_own_units(rows, gpu)
     errors = {
         "random": {gpu.name: _errors(rows, random, mask) for gpu, mask in rows.by_gpu()},
         "slices": {gpu.name: _pooled_errors(rows, slices, mask) for gpu, mask in rows.by_gpu()},

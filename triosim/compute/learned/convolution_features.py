@@ -79,7 +79,8 @@ def convolution_features(calls: FamilyCalls, gpu: Gpu, rate: float) -> tuple[Arr
     if on_cores:
         roofline = roofline + _conversions(calls, sides, gpu)
     columns += [np.log(np.minimum(time / roofline, _MOST_SLOWER)) for time in (direct, *winograd)]
-    columns += [*_directions(calls)[1:], np.full(len(calls), on_cores), *_of_sizes(calls)]
+    columns += [is_it.astype(np.float64) for is_it in _directions(calls)[1:]]
+    columns += [np.full(len(calls), float(on_cores)), *_of_sizes(calls)]
     columns += [np.full(len(calls), DTYPE_BYTES.get(calls.dtype, 4))]
     columns += [
         *(np.log2(side) for side in (sides.m, sides.n, sides.k)),
