@@ -34,7 +34,7 @@ class Energy:
 HALF: Mapping[str, Energy] = {
     "volta": Energy(2.95e-12, "107 TFLOP/s of a V100's long products in DeepBench, at 300 W"),
     "turing": Energy(1.8e-12, "44 TFLOP/s of a T4's long products in DeepBench, at 70 W"),
-    "ampere": Energy(1.8e-12, "fitted to training steps of A100s"),
+    "ampere": Energy(1.8e-12, "the most that training steps of A100s allow"),
     "ada": Energy(1.44e-12, "269 TFLOP/s of an L40S's long products in loops, at 350 W"),
     "hopper": Energy(1.2e-12, "fitted to training steps of H100s of 500 and 700 W"),
     "blackwell": Energy(
