@@ -67,7 +67,7 @@ DEFAULTS = {
     "convolution in TF32": Efficiency(0.4, 0.6, (0.5, 0.5, 0.4), 4e-6),
     "convolution on tensor cores": Efficiency(0.9, 0.7, (0.5, 0.35, 0.2), 4e-6),
     "grouped convolution": Efficiency(0.6, 0.54, (0.5, 0.5, 0.4), 4e-6),
-    "grouped gradient": Efficiency(0.035, 0.54, (0.5, 0.5, 0.5), 4e-6),
+    "grouped gradient": Efficiency(0.04, 0.54, (0.5, 0.5, 0.5), 4e-6),
     "depthwise convolution": Efficiency(0.5, 0.33, (0.5, 0.35, 0.25), 4e-6),
     "attention": Efficiency(0.5, 0.6, (0.7, 0.9, 0.45), 8e-6),
     "reduction": Efficiency(0.5, 0.62, (0.3, 0.3, 0.25)),
