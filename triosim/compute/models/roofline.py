@@ -65,7 +65,7 @@ DEFAULTS = {
     "product": Efficiency(0.75, 0.6, (0.5, 0.5, 0.3), 4e-6),
     "convolution": Efficiency(0.7, 0.6, (0.5, 0.5, 0.4), 4e-6),
     "convolution in TF32": Efficiency(0.4, 0.6, (0.5, 0.5, 0.4), 4e-6),
-    "convolution on tensor cores": Efficiency(0.9, 0.7, (0.5, 0.35, 0.2), 4e-6),
+    "convolution on tensor cores": Efficiency(0.9, 0.7, (0.5, 0.35, 0.18), 4e-6),
     "grouped convolution": Efficiency(0.6, 0.54, (0.5, 0.5, 0.4), 4e-6),
     "grouped gradient": Efficiency(0.04, 0.54, (0.5, 0.5, 0.5), 4e-6),
     "depthwise convolution": Efficiency(0.5, 0.33, (0.5, 0.35, 0.25), 4e-6),
