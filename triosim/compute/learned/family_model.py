@@ -76,6 +76,8 @@ class FamilyModel:
         """Return the name of the measured GPU that one without rows of its own, or of its chip, behaves like; or None."""
         if self.family not in ("product", "attention"):
             return None
+        if self.family == "product" and halves_tensor_cores(gpu, dtype):
+            return None  # their memory and power hold products back less than on the boards that were measured
         found = kinship.nearest(gpu, self.rates, dtype)
         return None if found is None else found.name
 
@@ -111,8 +113,7 @@ class FamilyModel:
         if self.measured_gpu(gpu) == name:
             clock = gpu.clock_hz / measured.clock_hz if gpu.clock_hz and measured.clock_hz else 1.0
             return max(clock * self.rates[name], attainable if dtype == "float32" else 0.0)
-        found = self.rates[name] * self._times_faster(gpu, measured, dtype)
-        return max(found, attainable) if halves_tensor_cores(gpu, dtype) else found
+        return self.rates[name] * self._times_faster(gpu, measured, dtype)
 
     def _times_faster(self, gpu: Gpu, measured: Gpu, dtype: str) -> float:
         """Return the ratio of the rates of a GPU and its measured relative: that of their peaks.
