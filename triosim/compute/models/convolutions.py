@@ -50,9 +50,11 @@ class Convolutions(ComputeModel):
             if model is None or not len(rows):
                 continue
             seconds = _seconds(model, calls, target)
-            other_format = 0.0 if model.dtype == calls.dtype else _OTHER_FORMAT_ERROR
+            measured_format = model.dtype == calls.dtype
+            other_format = 0.0 if measured_format else _OTHER_FORMAT_ERROR
             found.add(rows, seconds, model.relative_error(calls, target, seconds) + other_format)
-            found.extrapolated[rows] = model.measured_gpu(target) is None
+            # In a format that nobody measured, errors need not be alike for all sizes.
+            found.extrapolated[rows] = measured_format and model.measured_gpu(target) is None
             for row in rows.tolist() if model_files.is_own(model) else ():
                 found.model[row] = _OWN
         return found
