@@ -122,7 +122,11 @@ def _options(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python validation/end_to_end.py", description=__doc__)
     parser.add_argument("--table", metavar="FILE", help="a csv or csv.gz file whose header says its format")
     parser.add_argument(
-        "--only", metavar="NAME,...", help="these formats alone: " + ", ".join(f.name for f in formats.formats())
+        "--only",
+        metavar="NAME,...",
+        action="append",
+        default=[],
+        help="these formats alone: " + ", ".join(f.name for f in formats.formats()),
     )
     parser.add_argument(
         "--reuse",
@@ -142,7 +146,7 @@ def _options(given: Sequence[str] | None) -> argparse.Namespace:
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name} {value}: give 1 or more")
-    options.only = options.only.split(",") if options.only else []
+    options.only = [name for said in options.only for name in said.split(",")]
     known = [one.name for one in formats.formats()]
     if unknown := [name for name in options.only if name not in known]:
         parser.error(f"--only {unknown[0]}: known are {', '.join(known)}")

@@ -58,7 +58,7 @@ def figures(
     collectives = tuple(_collectives(recording, steps))
     doubt = communication_error(collectives, exposed, network)
     found = metrics(run, StepTimes(step, steps, ranks, classes, exposed), options or MetricOptions())
-    run_notes = _notes(recording, trace, launch_wait / step)
+    run_notes = _notes(recording, trace, steps, launch_wait / step)
     return ResultData(
         step_time_s=step,
         throughput_samples_per_s=run.step.global_batch_size / step,
@@ -218,7 +218,7 @@ def _links(network: Network, end: float, steps: int) -> Iterable[LinkLoad]:
         yield made
 
 
-def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[str]:
+def _notes(recording: Recording, trace: Trace, steps: int, launch_bound: float) -> Iterable[str]:
     if trace.times != "measured":
         yield (
             f"operator times {'of the described step' if 'described' in trace.software else 'in this trace'} are predictions, "
@@ -228,11 +228,11 @@ def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[
         )
     if len(recording.ranks) > 1 and not any(count.count for count in recording.transfers.values()):
         yield f"nothing was communicated between the {len(recording.ranks)} GPUs"
-    slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(recording.ranks)
+    slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(recording.ranks) / steps
     if slowed > 0:
         yield (
-            f"interference and faults make computation {format_time(slowed)} longer on the average GPU; the times of layers "
-            "and operators leave that out"
+            f"beside transfers, and by faults if there are any, computation takes {format_time(slowed)} a step longer on the "
+            "average GPU; the times of layers and operators leave that out"
         )
     if launch_bound >= LAUNCH_BOUND:
         yield (

@@ -1,10 +1,10 @@
 """Training steps of NVIDIA's DeepLearningExamples on A100s and V100s: ResNet-50, ResNeXt-101, SSD and BERT under PyTorch.
 
 A step's time follows from samples a second. What a row leaves open is in the examples' scripts: images a GPU; LAMB, whose time
-is taken as that of Adam; 384 words of fine-tuned BERTs. Pretraining leaves padding out (``--unpad``), and Wikipedia fills half
-of 512 words and 83% of 128 (Krell et al. 2021, arXiv 2107.02027). Mixed precision is autocast to fp16, and attention its
-products: the measurements are of before FlashAttention. Other frameworks than PyTorch, and what is neither a plain transformer
-nor a plain convolutional network, are out of scope.
+is taken as that of Adam; 384 words of fine-tuned BERTs. Pretraining leaves padding out (``--unpad``): Wikipedia fills half of
+512 words (Krell et al. 2021, arXiv 2107.02027), and is assumed to fill 83% of 128. Mixed precision is autocast to fp16, and
+attention its products: the measurements are of before FlashAttention. Other frameworks than PyTorch, and what is neither a
+plain transformer nor a plain convolutional network, are out of scope.
 """
 
 from __future__ import annotations

@@ -29,20 +29,8 @@ class MegatronBridge(CommandFormat):
 
     name = "megatron-bridge"
     columns = (
-        *(
-            "release",
-            "phase",
-            "model",
-            "system",
-            "gpus",
-            "precision",
-            "global_batch",
-            "micro_batch",
-            "seq_len",
-            "fsdp",
-            "tp",
-        ),
-        *("pp", "cp", "vp", "ep", "step_time_s"),
+        *("release", "phase", "model", "system", "gpus", "precision", "global_batch", "micro_batch", "seq_len"),
+        *("fsdp", "tp", "pp", "cp", "vp", "ep", "step_time_s"),
     )
     tables = ("steps/megatron_bridge.csv",)
     sample = 3

@@ -23,18 +23,8 @@ class Nemo(CommandFormat):
 
     name = "nemo"
     columns = (
-        *(
-            "container",
-            "system",
-            "phase",
-            "precision_of_text",
-            "model",
-            "gpus",
-            "global_batch",
-            "micro_batch",
-            "seq_len",
-        ),
-        *("tp", "pp", "cp", "vp", "tokens_per_s_per_gpu", "step_time_s"),
+        *("container", "system", "phase", "precision_of_text", "model", "gpus", "global_batch", "micro_batch"),
+        *("seq_len", "tp", "pp", "cp", "vp", "tokens_per_s_per_gpu", "step_time_s"),
     )
     tables = ("steps/nemo_h100.csv",)
     sample = 3
