@@ -90,6 +90,8 @@ def calibration_notes(network: Network, world: int) -> Iterator[str]:
     name, machine = found.topology.name, stand_in(found.topology)
     if machine and world > 1:
         yield f"{name}: nobody measured its collectives: those of {machine} stand in, scaled by the links' bandwidth"
+    if found.calibration.scale.gpus_per_switch and world > 2:
+        yield f"{name}: groups of more than two boards have the rate of a pair; a host that slows them is not known"
     per_node = found.calibration.gpus_per_node
     if found.calibration.internode is not None and world > per_node:
         yield f"{name}: collectives between nodes take what other clusters with this kind of network take"

@@ -24,7 +24,7 @@ from triosim.networks.calibration.fit.fitting import MeasuredCollective as Measu
 from triosim.networks.calibration.fit.joint import JointFit, MachineRows
 from triosim.networks.calibration.fit.judging import ErrorSummary
 from triosim.networks.calibration.lookup import completed, nearest_machine, stand_in
-from triosim.networks.calibration.model import Calibration, MeasuredNode, NodeLink
+from triosim.networks.calibration.model import Calibration, MeasuredNode
 from triosim.networks.topology import Topology
 from triosim.networks.topology.node_bandwidth import node_bandwidth
 from triosim.networks.topology.shapes import ShapeOutline
@@ -65,8 +65,9 @@ class Machine:
     def node(self) -> MeasuredNode:
         """The inside of the preset's node."""
         spec = self.outline.spec
-        link: NodeLink = "pcie" if spec.topology == "pcie_tree" else "nvlink"
-        return MeasuredNode(node_bandwidth(spec), spec.latency, link, spec.in_switch_reduction)
+        if spec.topology == "pcie_tree":
+            return MeasuredNode(node_bandwidth(spec), spec.latency, "pcie", gpus_per_switch=spec.gpus_per_switch)
+        return MeasuredNode(node_bandwidth(spec), spec.latency, reduces=spec.in_switch_reduction)
 
     def rows(self) -> list[Measured]:
         """Return the measured collectives of the machine."""
@@ -158,6 +159,21 @@ def cube_mesh() -> UnseenMachine:
     """Judge DGX-1's hybrid cube mesh of V100s, of which nothing was fitted."""
     rows, topology = linked("v100"), Topology.load("dgx-1-v100")
     return UnseenMachine("dgx-1-v100", stand_in(topology), judging.judged(rows, judging.predict(topology, rows)))
+
+
+#: NCCL's all-reduce on 8 RTX PRO 6000 as it comes: (bytes, seconds) of servers with PCIe switches, the last of one with two
+#: sockets (github voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md, read in November 2026).
+RTX_PRO_6000 = (
+    *((2.0**8, 24.6e-6), (2.0**10, 24.1e-6), (2.0**13, 24.2e-6), (2.0**15, 24.5e-6), (2.0**16, 24.1e-6)),
+    *((2.0**18, 28.0e-6), (2.0**25, 1.75 * 2**25 / 40.1e9), (2.0**25, 1.75 * 2**25 / 22.2e9)),
+)
+
+
+def boards() -> UnseenMachine:
+    """Judge PCIe boards in servers of which nothing was fitted."""
+    rows = [Measured("all_reduce", 8, nbytes, seconds) for nbytes, seconds in RTX_PRO_6000]
+    topology = Topology.load("rtx-pro-6000-pcie")
+    return UnseenMachine(topology.name, stand_in(topology), judging.judged(rows, judging.predict(topology, rows)))
 
 
 def elsewhere() -> list[UnseenMachine]:
@@ -253,7 +269,7 @@ def main() -> None:
         for one in generations
     ]
     _print_mean("for each e-fold of bandwidth", generations[:-1], folds[:-1])  # without the L40S, on other links
-    _print("never fitted", [cube_mesh()])
+    _print("never fitted", [cube_mesh(), boards()])
     others = _print("elsewhere", elsewhere())
     _print_mean("elsewhere, mean", others, [1.0] * len(others))
 

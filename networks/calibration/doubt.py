@@ -34,6 +34,8 @@ OWN = PartErrors(0.06, 0.04)
 ELSEWHERE = PartErrors(0.48, 0.11)
 #: Of another machine, for each e-fold of bandwidth between the two: generations that were left out (so, too).
 PER_E_FOLD = PartErrors(0.60, 0.26)
+#: Of more than two PCIe boards in a server whose host nobody measured: that of the L40S, left out (so, too).
+UNKNOWN_HOST = PartErrors(0.46, 0.65)
 
 
 def relative_error(calibration: Calibration, kind: str, gpus: int, nbytes: float, nodes: int) -> float | None:
@@ -45,7 +47,8 @@ def relative_error(calibration: Calibration, kind: str, gpus: int, nbytes: float
         return between_nodes().of(parts)
     if nodes > 1 or calibration.node is None:
         return OWN.of(parts)
-    return math.hypot(ELSEWHERE.of(parts), _folds(calibration, gpus) * PER_E_FOLD.of(parts))
+    host = UNKNOWN_HOST.of(parts) if calibration.scale.gpus_per_switch and gpus > 2 else 0.0
+    return math.hypot(ELSEWHERE.of(parts), _folds(calibration, gpus) * PER_E_FOLD.of(parts), host)
 
 
 def _folds(calibration: Calibration, gpus: int) -> float:

@@ -111,7 +111,7 @@ def _bandwidth(name: str) -> float:
 
 def _mixed(spec: ShapeSpec, names: tuple[str, ...]) -> Calibration:
     """Return the calibration of a node between measured machines, the one with the slowest links first."""
-    found = _scaled_to(spec, stored.shipped(names[0]))
+    found = _on_boards(spec, _scaled_to(spec, stored.shipped(names[0])))
     if len(names) == 1:
         return found
     low, high = map(_bandwidth, names[:2])
@@ -121,12 +121,20 @@ def _mixed(spec: ShapeSpec, names: tuple[str, ...]) -> Calibration:
     return replace(found, scale=replace(found.scale, speed=1.0), faster=FasterMachine(faster, min(share, 1.0)))
 
 
+def _on_boards(spec: ShapeSpec, calibration: Calibration) -> Calibration:
+    """Return a calibration that says so where PCIe boards share switches otherwise than in the server that was measured."""
+    node = calibration.node
+    if spec.topology != "pcie_tree" or node is None or node.gpus_per_switch == spec.gpus_per_switch:
+        return calibration
+    return replace(calibration, scale=replace(calibration.scale, gpus_per_switch=spec.gpus_per_switch))
+
+
 def _preset_of(spec: ShapeSpec) -> str:
     """Return the measured preset of which a file says all figures that a collective depends on, or nothing."""
 
     def figures(one: ShapeSpec) -> tuple[object, ...]:
         links = one.topology, one.bandwidth, one.latency, one.reverse_bandwidth, one.in_switch_reduction
-        return *links, one.gpus_per_node or one.gpus, one.inter_node
+        return *links, one.gpus_per_node or one.gpus, one.gpus_per_switch, one.inter_node
 
     return next((name for name in stored.names() if figures(PRESETS[name].spec) == figures(spec)), "")
 

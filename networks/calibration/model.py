@@ -43,13 +43,15 @@ class InterNodeTimes:
 class MeasuredNode:
     """The inside of a node that was measured: bytes per second from a GPU to the others in one direction, and its links.
 
-    ``latency`` is that of one link in seconds, of which a message between two GPUs crosses two.
+    ``latency`` is that of one link in seconds, of which a message between two GPUs crosses two. ``gpus_per_switch`` is how many
+    PCIe boards share a switch.
     """
 
     bandwidth: float
     latency: float
     link: NodeLink = "nvlink"
     reduces: bool = False  # the switch adds up and multicasts (NVLS)
+    gpus_per_switch: int = 0
 
     def wire_seconds(self, kind: str, gpus: int, nbytes: float) -> float:
         """Return what the bytes of a collective need on a GPU's links, at the share of their bandwidth that is reached."""
@@ -65,20 +67,38 @@ class NodeScale:
 
     ``speed`` is the bandwidth of a GPU to the others by that of the measured node, ``delay`` the seconds that a hop takes
     longer, ``shares`` the part of that bandwidth in a group of 2, 3 ... GPUs, where a smaller group has fewer links.
+    ``gpus_per_switch`` is set where PCIe boards share switches otherwise than in the measured server.
     """
 
     speed: float = 1.0
     delay: float = 0.0
     shares: tuple[float, ...] = ()
+    gpus_per_switch: int = 0
+
+    def of_boards(self, kind: str, gpus: int, group: TimeParts, pair: TimeParts) -> TimeParts:
+        """Return the time of a group of PCIe boards, given those of the group and of a pair on the measured server.
+
+        How far a larger group falls behind a pair is a matter of that server's host, and says nothing of others. So a group has
+        the latency of the measured one, and the rate of a pair, all of which is the link's. What an all-to-all sends from one
+        switch to another shares the link between them.
+        """
+        near = min(self.gpus_per_switch, gpus)
+        sharing = max(near * (gpus - near) / (gpus - 1), 1.0) if kind == "all_to_all" else 1.0
+        moving = pair.moving * sent(kind, gpus) / sent(kind, 2) * sharing / self.speed
+        return TimeParts(self._delayed(kind, gpus, group.latency), moving)
 
     def scaled(self, kind: str, gpus: int, parts: TimeParts, on_wire: float) -> TimeParts:
         """Return the time of a collective of some GPUs on this node, given that on the measured one.
 
         Of the time of the bytes, the bandwidth changes what they need ``on_wire``; the rest is the protocols'.
         """
-        hops = (2 if kind == "all_reduce" else 1) * math.ceil(math.log2(gpus))
         moving = parts.moving + min(on_wire, parts.moving) * (1.0 / self.speed_of(gpus) - 1.0)
-        return TimeParts(max(parts.latency + self.delay * hops, parts.latency / 2), moving)
+        return TimeParts(self._delayed(kind, gpus, parts.latency), moving)
+
+    def _delayed(self, kind: str, gpus: int, latency: float) -> float:
+        """Return a latency with what its hops take longer."""
+        hops = (2 if kind == "all_reduce" else 1) * math.ceil(math.log2(gpus))
+        return max(latency + self.delay * hops, latency / 2)
 
     def speed_of(self, gpus: int) -> float:
         """Return the bandwidth of a GPU to the others of a group by that within the measured node."""
@@ -164,11 +184,11 @@ class Calibration:
         curves = self.kinds.get(kind) or self.kinds.get(LIKE.get(kind, ""))
         if curves is None:
             return None
-        known = curves.parts(gpus, nbytes)
-        if curves.kind != kind:
-            known = TimeParts(known.latency, known.moving * sent(kind, gpus) / sent(curves.kind, gpus))
+        known = _of_kind(kind, gpus, curves, nbytes)
         found = known
-        if self.node is not None:
+        if self.scale.gpus_per_switch:
+            found = self.scale.of_boards(kind, gpus, known, _of_kind(kind, 2, curves, nbytes))
+        elif self.node is not None:
             found = self.scale.scaled(kind, gpus, known, self.node.wire_seconds(kind, gpus, nbytes))
         return found if self.faster is None else self.faster.mixed(kind, gpus, nbytes, found)
 
@@ -187,3 +207,11 @@ class Calibration:
         step = rate * error / sum(one * one for one in x)
         weights = tuple(weight - step * one for weight, one in zip(curves.weights, x, strict=True))
         return replace(self, kinds={**self.kinds, kind: KindCurves(kind, curves.curves, weights)})
+
+
+def _of_kind(kind: str, gpus: int, curves: KindCurves, nbytes: float) -> TimeParts:
+    """Return the time of a collective by the curves of its kind, or of the kind that is most like it."""
+    known = curves.parts(gpus, nbytes)
+    if curves.kind == kind:
+        return known
+    return TimeParts(known.latency, known.moving * sent(kind, gpus) / sent(curves.kind, gpus))

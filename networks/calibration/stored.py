@@ -113,13 +113,14 @@ def from_mapping(said: Any, where: Where) -> Calibration:
 
 def _node(top: _Entry) -> MeasuredNode:
     entry = top.at("node")
-    entry.known("bandwidth", "latency", "link", "reduces")
+    entry.known("bandwidth", "latency", "link", "reduces", "gpus_per_switch")
     link, reduces = entry.said.get("link", "nvlink"), entry.said.get("reduces", False)
     if link not in ("nvlink", "pcie"):
         raise entry.error(f"unknown link '{link}'", "link", fix="write nvlink or pcie")
     if not isinstance(reduces, bool):
         raise entry.error(f"'{reduces}' is not true or false", "reduces")
-    return MeasuredNode(entry.number("bandwidth", above=0.0), entry.number("latency", from_=0.0), link, reduces)
+    boards = int(entry.number("gpus_per_switch", from_=0.0)) if "gpus_per_switch" in entry.said else 0
+    return MeasuredNode(entry.number("bandwidth", above=0.0), entry.number("latency", from_=0.0), link, reduces, boards)
 
 
 def _groups(entry: _Entry) -> tuple[Curve, ...]:

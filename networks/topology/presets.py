@@ -45,9 +45,11 @@ def _nvswitch(name: str, gpus: int, bandwidth: float, card: Wire, host: Wire, *,
     )
 
 
-def _pcie(name: str, gpus: int, bandwidth: float, card: Wire) -> ShapeSpec:
-    """Boards in a server: up to four at the root complex, more behind PCIe switches of four."""
-    return ShapeSpec("pcie_tree", bandwidth, US, name=name, gpus_per_node=gpus, inter_node=card)
+def _pcie(name: str, gpus: int, bandwidth: float, card: Wire, gpus_per_switch: int = 4) -> ShapeSpec:
+    """Boards in a server: as many as share a switch at the root complex, more behind PCIe switches."""
+    return ShapeSpec(
+        *("pcie_tree", bandwidth, US), name=name, gpus_per_switch=gpus_per_switch, gpus_per_node=gpus, inter_node=card
+    )
 
 
 def _pairs(name: str, gpus: int, bandwidth: float, card: Wire, host: Wire) -> ShapeSpec:
@@ -145,8 +147,8 @@ _TABLE = (
         "8 x H100 PCIe without NVLink bridges; PCIe 5 x16, 50 GB/s achieved (63 peak); 400 Gb/s for two GPUs",
     ),
     Preset(
-        _pcie("l40s-pcie", 8, 25 * GB, Wire(25 * GB, US, gpus_per_nic=2)),
-        "8 x L40S; PCIe 4 x16, 25 GB/s achieved (32 peak); 200 Gb/s for two GPUs",
+        _pcie("l40s-pcie", 8, 25 * GB, Wire(25 * GB, US, gpus_per_nic=2), gpus_per_switch=2),
+        "8 x L40S; PCIe 4 x16, 25 GB/s achieved (32 peak), by pairs behind switches as measured; 200 Gb/s for two GPUs",
     ),
     Preset(
         _pcie("l4-pcie", 8, 25 * GB, Wire(12.5 * GB, US, gpus_per_nic=8, network="sockets")),

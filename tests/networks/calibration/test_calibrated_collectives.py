@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import simpy
@@ -19,9 +18,8 @@ from triosim.networks.calibration.fit import fitting, judging
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.fit.joint import JointFit, MachineRows
 from triosim.networks.calibration.lookup import calibration_of
-from triosim.networks.calibration.model import REACHED, Calibration
+from triosim.networks.calibration.model import Calibration
 from triosim.networks.collectives.algorithms.auto import Auto
-from triosim.networks.construction import calibration_notes
 from triosim.tasks import CollectiveKind
 
 Run = Callable[..., tuple[int, str, str]]
@@ -223,78 +221,6 @@ def test_the_bytes_of_a_node_with_half_the_bandwidth_take_twice_as_long() -> Non
     assert parts is not None
     assert whole == pytest.approx(parts.latency + parts.moving)
     assert half == pytest.approx(parts.latency + 2 * parts.moving)
-
-
-def spelled(bandwidth: float) -> dict[str, Any]:
-    """Two nodes as those of a DGX with NVSwitches that reduce, without the preset's name."""
-    return {
-        "topology": "switch", "nodes": 2, "gpus_per_node": 8, "bandwidth": bandwidth, "latency": "500 ns",
-        "in_switch_reduction": True, "inter_node": {"bandwidth": "400 Gb/s", "latency": "1 us"},
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "bandwidth"), [("dgx-h100", 450e9), ("dgx-b200", 900e9)])
-def test_a_preset_and_the_same_preset_spelled_out_agree(name: str, bandwidth: float) -> None:
-    for kind in ("all_reduce", "all_gather", "all_to_all"):
-        for nbytes in (1e3, 1e6, 1e9):
-            times = [
-                alone(topology, kind, tuple(range(16)), nbytes)
-                for topology in (Topology.load(f"{name}(nodes=2)"), Topology.from_dict(spelled(bandwidth)))
-            ]
-            assert times[0] == pytest.approx(times[1], rel=1e-9)
-
-
-def test_a_file_between_two_measured_machines_is_between_them() -> None:
-    """At 450 x sqrt(2) GB/s, half-way from an H100 to a B200 in logarithms, 256 MB take the geometric mean of what both take.
-
-    Small messages take what they take on the H100, as those of the B200 were measured with a slower launch.
-    """
-
-    def gathered(topology: Topology, nbytes: float) -> float:
-        return alone(topology, "all_gather", tuple(range(8)), nbytes)
-
-    measured = {name: Topology.load(name) for name in ("dgx-h100", "dgx-b200")}
-    system = Topology.from_dict(spelled(450e9 * 2**0.5))
-    small, large = ({name: gathered(one, nbytes) for name, one in measured.items()} for nbytes in (1e3, 256e6))
-    assert small["dgx-b200"] > small["dgx-h100"]
-    assert gathered(system, 1e3) == pytest.approx(small["dgx-h100"])
-    assert gathered(system, 256e6) == pytest.approx((large["dgx-h100"] * large["dgx-b200"]) ** 0.5)
-    notes = " ".join(calibration_notes(PacketNetwork(simpy.Environment(), system), 8))
-    assert "those of dgx-h100 and dgx-b200 stand in" in notes
-
-
-@pytest.mark.parametrize(
-    ("name", "machine"),
-    [
-        ("dgx-h100(bandwidth=400 GB/s)", ""),
-        ("dgx-h20", "dgx-h200"),
-        ("gb300-nvl4", "dgx-b300"),
-        ("rtx-pro-6000-pcie", "l40s-pcie"),
-        ("mi300x", "dgx-a100"),
-        ("dgx-h100(in_switch_reduction=false)", "dgx-a100"),
-        ("switch(8, bandwidth=450 GB/s)", ""),
-    ],
-)
-def test_a_machine_that_nobody_measured_takes_the_nearest_one_and_says_so(name: str, machine: str, run: Run) -> None:
-    topology = Topology.load(name)
-    notes = " ".join(calibration_notes(PacketNetwork(simpy.Environment(), topology), 4))
-    if not machine:
-        assert "stand in" not in notes
-    else:
-        assert any(f"those of {one} stand in" in notes for one in (machine, "dgx-h100", "dgx-b200", "gb200-nvl4"))
-        assert "stand in" in " ".join(run("topology", name)[1].split())
-
-
-def test_a_link_to_each_gpu_of_a_group_makes_small_groups_slower() -> None:
-    """Of 8 GPUs with a link between every two, a pair has one seventh of what a GPU has to all; protocols cost the same."""
-    pair, whole = (calibration_of(Topology.load(name)) for name in ("mi300x", "dgx-a100(bandwidth=448 GB/s)"))
-    assert pair is not None
-    assert whole is not None
-    linked, switched = (one.parts("all_gather", 2, 2.0**30) for one in (pair, whole))
-    assert linked is not None
-    assert switched is not None
-    wire = 2**29 / (REACHED * 448e9)
-    assert linked.moving - switched.moving == pytest.approx(6 * wire)
 
 
 def test_plain_shapes_are_links_as_they_are() -> None:

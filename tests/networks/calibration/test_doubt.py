@@ -10,7 +10,7 @@ import pytest
 
 from triosim import Topology
 from triosim.networks.calibration.curves import Sigmoid, TimeParts
-from triosim.networks.calibration.doubt import ELSEWHERE, OWN, PER_E_FOLD, PartErrors, relative_error
+from triosim.networks.calibration.doubt import ELSEWHERE, OWN, PER_E_FOLD, UNKNOWN_HOST, PartErrors, relative_error
 from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.calibration.model import InterNodeTimes
 
@@ -37,6 +37,13 @@ def test_a_machine_that_nobody_measured_is_less_sure_the_further_it_is() -> None
     double = doubt("dgx-h100(bandwidth=900 GB/s)", 8, 2.0**34)
     assert double == pytest.approx(math.hypot(ELSEWHERE.moving, math.log(2) * PER_E_FOLD.moving), rel=0.01)
     assert doubt("dgx-h100", 8, 2.0**34) < doubt("mi300x", 8, 2.0**34) < doubt("mi300x", 2, 2.0**34)
+
+
+def test_more_than_two_boards_of_an_unknown_server_are_less_sure() -> None:
+    """How far a host slows them was measured in one server alone, which its own preset stands for."""
+    pair, group, measured = (doubt(*one, 2.0**34) for one in (("a100-pcie", 2), ("a100-pcie", 4), ("l40s-pcie", 4)))
+    assert pair == pytest.approx(measured, rel=0.01)
+    assert group == pytest.approx(math.hypot(pair, UNKNOWN_HOST.moving), rel=0.01)
 
 
 def test_between_two_measured_machines_it_is_the_nearer_one_that_counts(tmp_path: Path) -> None:
