@@ -38,6 +38,7 @@ class Handle:
         "finished",
         "launch_end",
         "launch_start",
+        "launches",
         "layers",
         "open_dependencies",
         "operator_ends",
@@ -54,6 +55,7 @@ class Handle:
         self.arrived: float | None = None
         self.started: float | None = None
         self.finished: float | None = None
+        self.launches = 0  # how many launches it is
         self.launch_start: float | None = None  # where launching costs the host time; a transfer's when it is over
         self.launch_end: float | None = None  # of its last operator, where the host may be few operators ahead
         self.operator_starts: tuple[float, ...] | None = None  # where operators do not follow on from each other

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import sub
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import simpy
 
     from triosim.conditions.contention import Contention, Slowdown
+    from triosim.trace import Operator
 
 #: Of a time; smaller differences are rounding.
 _SAME_TIME = 1e-12
@@ -88,13 +90,13 @@ class OperatorProgress:
 class SpanProgress:
     """The progress of operators without gaps on a GPU whose speed changes, of which only the start and the end are of interest.
 
-    ``seconds`` are those of the ``operators``, which are looked at one by one where they are stopped.
+    ``seconds`` are those of all the operators together, which are looked at one by one where they are stopped.
     """
 
     __slots__ = ("_left", "_now", "_operators", "_seconds", "_started", "count")
 
-    def __init__(self, started: float, seconds: float, operators: Callable[[], Sequence[float]], count: int) -> None:
-        self.count = count
+    def __init__(self, started: float, seconds: float, operators: Sequence[Operator]) -> None:
+        self.count = len(operators)
         self._operators = operators
         self._seconds = self._left = seconds
         self._started = self._now = started
@@ -117,8 +119,8 @@ class SpanProgress:
     def stop_after_current(self) -> None:
         """Drop the operators after the running one."""
         done, before = self._seconds - self._left, 0.0
-        for number, seconds in enumerate(self._operators(), 1):
-            before += seconds
+        for number, operator in enumerate(self._operators, 1):
+            before += operator.seconds
             if before > done * (1.0 + _SAME_TIME) and number < self.count:
                 self._left -= self._seconds - before
                 self._seconds, self.count = before, number
@@ -130,58 +132,6 @@ class SpanProgress:
 
 
 Progress = OperatorProgress | SpanProgress
-
-
-class ResettableTimer:
-    """A callback at a time that can be changed, which that of a SimPy timeout cannot."""
-
-    __slots__ = ("_callback", "_env", "_event")
-
-    def __init__(self, env: simpy.Environment, callback: Callable[[], None]) -> None:
-        self._env = env
-        self._callback = callback
-        self._event: simpy.Event | None = None
-
-    def set(self, at: float) -> None:
-        """Call back at this time instead of the one set before; never if it is infinite."""
-        if at == math.inf:
-            self._event = None
-            return
-        self._event = self._env.timeout(max(at - self._env.now, 0.0))
-        self._event.callbacks.append(self._fire)
-
-    def _fire(self, event: simpy.Event) -> None:
-        if event is self._event:
-            self._event = None
-            self._callback()
-
-
-class RunningOperators:
-    """A sequence of operators that runs on a GPU whose speed has changed; ``finish`` is called with their progress."""
-
-    __slots__ = ("_finish", "_progress", "_speed", "_timer")
-
-    def __init__(self, speed: GpuSpeed, progress: Progress, finish: Callable[[Progress], None]) -> None:
-        self._progress = progress
-        self._speed = speed
-        self._finish = finish
-        self._timer = ResettableTimer(speed.env, self._ended)
-        self._timer.set(progress.end(speed.factor))
-
-    def retime(self, factor_before: float) -> None:
-        """Move the end after the speed has changed."""
-        self._progress.advance(self._speed.env.now, factor_before)
-        self._timer.set(self._progress.end(self._speed.factor))
-
-    def stop_after_current(self) -> None:
-        """Stop at the end of the running operator."""
-        self._progress.advance(self._speed.env.now, self._speed.factor)
-        self._progress.stop_after_current()
-        self._timer.set(self._progress.end(self._speed.factor))
-
-    def _ended(self) -> None:
-        self._progress.advance(math.inf, self._speed.factor)
-        self._finish(self._progress)
 
 
 class GpuSpeed:
@@ -235,8 +185,8 @@ class SpeedWatch(Protocol):
     def speed_changed(self, rank: int, factor_before: float) -> None:
         """Move the end of what runs on a GPU after its speed has changed."""
 
-    def busy_seconds(self, rank: int) -> float:
-        """Return for how many seconds a GPU has computed so far."""
+    def busy_seconds(self, ranks: Sequence[int]) -> list[float]:
+        """Return for how many seconds each GPU has computed so far."""
 
     def running(self, rank: int) -> Sequence[object]:
         """Return the list of the computations that run on a GPU, which always holds those of the moment."""
@@ -296,11 +246,10 @@ class GpuSpeeds:
         """
         factor, ranks = members.slowdown.communication, members.simulated
         watch, env = self._watch, self._env
-        started, busy = env.now, [watch.busy_seconds(rank) for rank in ranks]
+        started, busy = env.now, watch.busy_seconds(ranks)
 
         def delivered(event: simpy.Event) -> None:
-            beside = max(watch.busy_seconds(rank) - before for rank, before in zip(ranks, busy, strict=True))
-            beside = min(beside, env.now - started)
+            beside = min(max(map(sub, watch.busy_seconds(ranks), busy)), env.now - started)
             if beside <= 0.0:
                 done(event)
                 return

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 import simpy
 
 from triosim.conditions.contention import Contention
-from triosim.conditions.interference import GpuSpeeds, OperatorProgress, Progress, RunningOperators, SpanProgress
+from triosim.conditions.interference import GpuSpeeds, OperatorProgress, Progress, SpanProgress
 from triosim.tasks import Compute, Handle
 
 if TYPE_CHECKING:
-    from triosim.engine.intervals import Interval
     from triosim.engine.options import EngineOptions
     from triosim.engine.rank_state import RankState
     from triosim.engine.recording import Recording
@@ -36,7 +35,7 @@ class ComputeProgress:
 
     The first ``done`` operators are finished; the next ones run since ``resumed``, up to operator ``last``, after which the
     computation gives the units back. ``starts`` are the starts of operators, where these do not simply follow on from the
-    task's; ``ends`` are kept where the speed of the GPU changes.
+    task's; ``ends`` are kept where the speed of the GPU changes, and ``progress`` is kept from the moment when it has changed.
     """
 
     rank: RankState
@@ -49,7 +48,7 @@ class ComputeProgress:
     timeout_number: int = 0  # of the timeout that counts; earlier ones are obsolete
     starts: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
-    on_changing_gpu: RunningOperators | None = None
+    progress: Progress | None = None
 
     @property
     def finishes(self) -> bool:
@@ -125,49 +124,49 @@ class ComputeUnits:
             seconds = self._launch(computation) - now
         else:
             seconds = _full_speed_seconds(computation)
-        self._stop_after(computation, seconds)
-        if self.speeds is not None and self.speeds.of(computation.rank.index).factor != 1.0:
-            self._run_at_changing_speed(computation, 1.0)
+        if self.speeds is None or self.speeds.of(computation.rank.index).factor == 1.0:
+            self._stop_after(computation, seconds)
+        else:
+            self._follow_speed(computation, 1.0)
 
     def speed_changed(self, rank: int, factor_before: float) -> None:
         """Move the end of what runs on a GPU after its speed has changed."""
         for computation in self._ranks[rank].running:
-            if computation.on_changing_gpu is None:
-                self._run_at_changing_speed(computation, factor_before)
-            else:
-                computation.on_changing_gpu.retime(factor_before)
+            self._follow_speed(computation, factor_before)
 
-    def busy_seconds(self, rank: int) -> float:
-        """Return for how many seconds a GPU has computed so far."""
-        state = self._ranks[rank]
-        busy = state.record.compute_seconds
-        for computation in state.running:
-            busy += self._env.now - computation.resumed
-        return busy
+    def busy_seconds(self, ranks: Sequence[int]) -> list[float]:
+        """Return for how many seconds each GPU has computed so far."""
+        now, seconds = self._env.now, []
+        for rank in ranks:
+            state = self._ranks[rank]
+            busy = state.record.compute_seconds
+            for computation in state.running:
+                busy += now - computation.resumed
+            seconds.append(busy)
+        return seconds
 
     def running(self, rank: int) -> Sequence[ComputeProgress]:
         """Return the list of the computations that run on a GPU, which always holds those of the moment."""
         return self._ranks[rank].running if rank in self._ranks else ()
 
-    def _run_at_changing_speed(self, computation: ComputeProgress, factor_before: float) -> None:
-        """Go on with a computation whose GPU's speed is not what it was."""
+    def _follow_speed(self, computation: ComputeProgress, factor_before: float) -> None:
+        """Set the end of a computation anew, whose operators took ``factor_before`` times as long until now."""
         assert self.speeds is not None
-        speed = self.speeds.of(computation.rank.index)
-        computation.timeout_number += 1
-        by_operator = self._timeline or computation.launch_start is not None
-        progress = _operator_progress(computation) if by_operator else _span_progress(computation)
-        progress.advance(self._env.now, factor_before)
-
-        def finish(ended: Progress) -> None:
-            computation.last = computation.done + ended.count - 1
-            computation.on_changing_gpu = None
-            self._record_intervals(computation, ended.intervals)
-            self._release_units(computation)
-
-        computation.on_changing_gpu = RunningOperators(speed, progress, finish)
+        progress = computation.progress
+        if progress is None:
+            by_operator = self._timeline or computation.launch_start is not None
+            progress = _operator_progress(computation) if by_operator else _span_progress(computation)
+            computation.progress = progress
+        now = self._env.now
+        progress.advance(now, factor_before)
+        end = progress.end(self.speeds.of(computation.rank.index).factor)
+        self._stop_after(computation, max(end - now, 0.0))
 
     def _stop_after(self, computation: ComputeProgress, seconds: float) -> None:
+        """Let a computation stop after some seconds, and not at the time set before; never, if they are infinite."""
         computation.timeout_number += 1
+        if seconds == math.inf:
+            return
         timeout = self._env.timeout(seconds, (computation, computation.timeout_number))
         timeout.callbacks.append(self._stopped)
 
@@ -202,8 +201,12 @@ class ComputeUnits:
         operators, now = computation.task.operators, self._env.now
         if computation.last < len(operators) - 1:
             return  # it stops already
-        if computation.on_changing_gpu is not None:
-            computation.on_changing_gpu.stop_after_current()
+        if computation.progress is not None:
+            assert self.speeds is not None
+            factor = self.speeds.of(computation.rank.index).factor
+            computation.progress.advance(now, factor)
+            computation.progress.stop_after_current()
+            self._follow_speed(computation, factor)
             return
         end = computation.resumed
         for index in range(computation.done, len(operators) - 1):
@@ -226,9 +229,13 @@ class ComputeUnits:
         """Take the end of a computation, or of its turn."""
         stopped: tuple[ComputeProgress, int] = event.value  # type: ignore[assignment]  # the value of our timeout
         computation, number = stopped
-        if number == computation.timeout_number:
+        if number != computation.timeout_number:
+            return
+        if computation.progress is None:
             self._record(computation)
-            self._release_units(computation)
+        else:
+            self._record_at_changing_speed(computation, computation.progress)
+        self._release_units(computation)
 
     def _release_units(self, computation: ComputeProgress) -> None:
         """Give the units of a computation back, for good or until its next turn."""
@@ -277,17 +284,20 @@ class ComputeUnits:
                 computation.handle.operator_ends = tuple(computation.ends)
             record.compute_seconds += task.seconds
 
-    def _record_intervals(self, computation: ComputeProgress, intervals: list[Interval]) -> None:
-        """Record operators that ran at a changing speed, and how much longer they took than at full speed."""
+    def _record_at_changing_speed(self, computation: ComputeProgress, progress: Progress) -> None:
+        """Record what ran at a changing speed since the computation got the units, and how much longer it took than at full."""
+        assert self.speeds is not None
+        progress.advance(math.inf, self.speeds.of(computation.rank.index).factor)
+        computation.last, computation.progress = computation.done + progress.count - 1, None
         record, before = computation.rank.record, computation.resumed
-        for start, end in intervals:
+        for start, end in progress.intervals:
             record.launch_waits.add(before, start)
             record.compute.add(start, end)
             before = end
         if self._timeline or computation.launch_start is not None:
-            computation.starts.extend(start for start, _ in intervals)
-            computation.ends.extend(end for _, end in intervals)
-        took = math.fsum(end - start for start, end in intervals)
+            computation.starts.extend(start for start, _ in progress.intervals)
+            computation.ends.extend(end for _, end in progress.intervals)
+        took = math.fsum(end - start for start, end in progress.intervals)
         full_speed = _full_speed_seconds(computation)
         if abs(took - full_speed) > _ROUNDING * full_speed:
             record.compute_seconds += took - full_speed
@@ -316,12 +326,8 @@ def _full_speed_seconds(computation: ComputeProgress) -> float:
 
 def _span_progress(computation: ComputeProgress) -> SpanProgress:
     """Return the progress of all operators of a computation since it got the units."""
-    done, last = computation.done, computation.last
-
-    def seconds() -> list[float]:
-        return [operator.seconds for operator in computation.task.operators[done : last + 1]]
-
-    return SpanProgress(computation.resumed, _full_speed_seconds(computation), seconds, last + 1 - done)
+    operators = computation.task.operators[computation.done : computation.last + 1]
+    return SpanProgress(computation.resumed, _full_speed_seconds(computation), operators)
 
 
 def _operator_progress(computation: ComputeProgress) -> OperatorProgress:

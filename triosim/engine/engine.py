@@ -24,6 +24,7 @@ from triosim.engine.rank_state import RankState, add_dependency
 from triosim.engine.recording import RankRecord, Recording
 from triosim.engine.rendezvous import Rendezvous, assign_sequence_numbers
 from triosim.errors import SimulationError
+from triosim.garbage_collector import without_collecting
 from triosim.networks.events import when
 from triosim.tasks import (
     COLLECTIVES,
@@ -103,6 +104,7 @@ class Engine:
             **dict.fromkeys(COLLECTIVES.values(), self._rendezvous.collective),
         }
 
+    @without_collecting()
     def run(self, streams: Mapping[int, TaskStream]) -> Recording:
         """Run every rank's stream to its end and return what was recorded.
 
@@ -224,6 +226,7 @@ class Engine:
     def _issue(self, rank: RankState, task: Any) -> Handle:
         """Issue a task: note everything that it waits for; begin it if that is finished."""
         handle = Handle(rank.index, task)
+        handle.launches = launch_count(task)
         tails = rank.tails
         kind = type(task)
         if kind is Iteration:
@@ -237,7 +240,7 @@ class Engine:
                     add_dependency(handle, tail)
                 tails[stream] = handle
             if self.options.launch_costs and kind is not Wait and kind is not Record:
-                self._launch(rank, handle, task)
+                self._launch(rank, handle)
             if kind is Wait:
                 for other in task.handles:
                     add_dependency(handle, other)
@@ -250,17 +253,20 @@ class Engine:
             add_dependency(handle, other)
         rank.unfinished[handle] = None
         self._pending += 1
-        rank.open_launches += launch_count(task)
+        rank.open_launches += handle.launches
         if self.recording.handles is not None:
             self.recording.handles.append(handle)
         self._release(handle)
         return handle
 
-    def _launch(self, rank: RankState, handle: Handle, task: Task) -> None:
+    def _launch(self, rank: RankState, handle: Handle) -> None:
         """Let the host launch a task as soon as it is through with the tasks before: a Compute one operator after the other."""
-        begin = max(rank.host_time, self.env.now)
-        rank.host_time = begin + self.options.launch_seconds(task)
-        handle.launch_start = begin if type(task) is Compute else rank.host_time
+        begin, task = max(rank.host_time, self.env.now), handle.task
+        if isinstance(task, Compute):
+            rank.host_time = begin + task.host_seconds
+            handle.launch_start = begin
+        else:
+            rank.host_time = handle.launch_start = begin + self.options.call_overhead * handle.launches
 
     def _release(self, handle: Handle) -> None:
         """Take into account that a dependency of a task is finished; when it was the last, the task begins once launched."""
@@ -279,16 +285,16 @@ class Engine:
         self._begin_ready(handle)
 
     def _begin_ready(self, handle: Handle) -> None:
-        self._ready.append(handle)
+        """Begin a task, and then those that became ready because it took no time: a long row of them needs no recursion."""
         if self._beginning:
-            return  # the loop below, further up the stack, begins it: a long row of empty tasks needs no recursion
+            self._ready.append(handle)
+            return
         self._beginning = True
-        try:
-            while self._ready:
-                ready = self._ready.popleft()
-                self._begin[type(ready.task)](self.ranks[ready.rank], ready, ready.task)
-        finally:
-            self._beginning = False
+        self._begin[type(handle.task)](self.ranks[handle.rank], handle, handle.task)
+        while self._ready:
+            ready = self._ready.popleft()
+            self._begin[type(ready.task)](self.ranks[ready.rank], ready, ready.task)
+        self._beginning = False
 
     def _finish(self, rank: RankState, handle: Handle) -> None:
         """Record the end of a task, and release the tasks that wait for it."""
@@ -297,7 +303,7 @@ class Engine:
         rank.record.finished = now
         del rank.unfinished[handle]
         self._pending -= 1
-        rank.open_launches -= launch_count(handle.task)
+        rank.open_launches -= handle.launches
         if rank.wakeup is not None and rank.open_launches < RUN_AHEAD:
             rank.wakeup.succeed()
             rank.wakeup = None

@@ -1,4 +1,4 @@
-"""The options of an engine, and the cost of a launch to the host."""
+"""The options of an engine, and the number of launches of a task."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ class EngineOptions:
     timeline: bool = False
     conditions: Conditions = field(default_factory=Conditions)
     contention: Contention | None = None
-
-    def launch_seconds(self, task: Task) -> float:
-        """Return what launching a task costs the host."""
-        return task.host_seconds if isinstance(task, Compute) else self.call_overhead * launch_count(task)
 
 
 def launch_count(task: Task) -> int:
