@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from triosim import yaml_lines
@@ -219,7 +219,7 @@ def custom_mapping(name: str, graph: Graph, routing: str) -> dict[str, Any]:
 
 def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
     if "preset" in mapping:
-        preset = _validated("PresetModel", mapping, location)
+        preset = _validated("PresetModel", _with_card(mapping), location)
         if preset.topology:
             raise TopologyError(
                 "a preset has a topology of its own", where=location.where(("topology",)), fix="leave one out"
@@ -249,6 +249,14 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
         raise TopologyError(f"unknown topology '{kind}'", where=location.where(("topology",)), fix=fix)
     shape = _validated("ShapeModel", mapping, location)
     return _from_spec(ShapeSpec(**shape.changes()), shape, location, asked)
+
+
+def _with_card(mapping: dict[str, Any]) -> dict[str, Any]:
+    """Return the mapping of a preset, whose ``inter_node`` has what it does not say from the preset's."""
+    usual, said = PRESETS.get(str(mapping["preset"])), mapping.get("inter_node")
+    if usual is None or usual.spec.inter_node is None or not isinstance(said, Mapping):
+        return mapping
+    return {**mapping, "inter_node": {**asdict(usual.spec.inter_node), **said}}
 
 
 def _changed(spec: ShapeSpec, said: schema.PresetModel, location: Location) -> ShapeSpec:

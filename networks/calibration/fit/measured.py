@@ -124,21 +124,28 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
     return rows
 
 
-def _columns(names: Sequence[str], place: str) -> str:
-    """Return the column of times, having checked the others."""
-    known = (*_NEEDED, *_OPTIONAL, *TIMES)
+def time_column(names: Sequence[str], place: str, *needed: Sequence[str]) -> str:
+    """Return the column of times of a table, having checked that there is one of each of the ``needed`` others."""
     times = [name for name in names if name in TIMES]
     if len(times) > 1:
         raise TriosimError(f"has {' and '.join(times)}", where=place, fix="keep one of them")
-    lacking = [name for name in _NEEDED if name not in names] or ([] if times else [f"one of {', '.join(TIMES)}"])
-    if lacking:
-        raise TriosimError(f"has no column {lacking[0]}", where=place, fix=f"its header is '{','.join(names):.80}'")
+    for several in (*needed, tuple(TIMES)):
+        if not {*several} & {*names}:
+            fix = f"its header is '{','.join(names):.80}'"
+            raise TriosimError(f"has no column {' or '.join(several)}", where=place, fix=fix)
+    return times[0]
+
+
+def _columns(names: Sequence[str], place: str) -> str:
+    """Return the column of times, having checked the others."""
+    known = (*_NEEDED, *_OPTIONAL, *TIMES)
+    time = time_column(names, place, *((name,) for name in _NEEDED))
     if len(set(names)) < len(names):
         raise TriosimError("has two columns of one name", where=place)
     for name in names:
         if name not in known:
             raise TriosimError(f"unknown column '{name}'", where=place, fix=nearest(name, known))
-    return times[0]
+    return time
 
 
 def _of_gpu(

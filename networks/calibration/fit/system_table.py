@@ -13,6 +13,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,7 @@ Algorithm = Literal["ring", "tree", "nvls", "nvls-tree", "not-nvls"]
 
 #: The kind of what nccl-tests calls sendrecv: every GPU sends its bytes to the next one.
 SEND_RECEIVE = "send_receive"
+COUNTS = ("gpus", "num_gpus")  # the columns that may say how many GPUs a group has
 _HEAD = 65536  # bytes of a file that show what it is
 #: The algorithms that a row may name, by words of the name (lower case); the first that fits.
 _ALGORITHMS: tuple[tuple[str, Algorithm | None], ...] = (
@@ -86,7 +88,7 @@ def is_collectives(path: str) -> bool:
     except (OSError, EOFError, ValueError, zlib.error):
         return False
     names = {name.strip() for name in text.partition("\n")[0].split(",")}
-    if {"bytes"} < names and names & {"gpus", "num_gpus"}:
+    if "collective" in names or ({"bytes"} < names and names & {*COUNTS}):
         return True
     return deepep_table.is_header(names) or nccl_tests.is_output(text)
 
@@ -161,7 +163,7 @@ class _Table:
         self.healthy = "healthy" in names
         self.deepep = deepep_table.is_header(names)
         if not self.deepep:
-            self.time = _time_column(names, path)
+            self.time = measured.time_column(names, path, ("bytes",), COUNTS)
             self.kind = collective or measured.collective_in_name(path) or ""
             if "collective" not in names and not self.kind:
                 fix = measured.COLLECTIVE_FIX
@@ -179,14 +181,17 @@ class _Table:
         if self.deepep:
             return [self._kernel(line, step) for step in deepep_table.STEPS]
         word, nbytes = line.get("collective") or self.kind, 0.0
+        kind = _kind(word)
+        group = self._group(line, kind or word)
         try:
             nbytes = measured.positive(line["bytes"], "bytes", "")
             seconds = measured.positive(line[self.time], self.time, "") * measured.TIMES[self.time]
-            kind = _kind(word)
         except TriosimError as error:
-            return [SystemRow(self._group(line, word), nbytes, refused=error.what)]
+            return [SystemRow(group, nbytes, refused=error.what)]
+        if kind is None:
+            return [SystemRow(group, nbytes, refused=f"unknown collective '{word}'")]
         row = MeasuredCollective(kind, 2, nbytes, seconds)
-        return [_placed(self._group(line, kind), row, line, algorithm_of(line.get("algorithm", "")))]
+        return [_placed(group, row, line, algorithm_of(line.get("algorithm", "")))]
 
     def _kernel(self, line: Mapping[str, str], step: deepep_table.Step) -> SystemRow:
         """Return a kernel of DeepEP on all GPUs of its nodes; its bytes are those of a GPU's tokens."""
@@ -208,21 +213,10 @@ class _Table:
         return Group(self.named, name, int(count) if count.isdecimal() else 1, line.get("nic", ""), kind, healthy)
 
 
-def _time_column(names: Sequence[str], path: str) -> str:
-    """Return the column of times, having checked that there are the others that are needed."""
-    times = [name for name in names if name in measured.TIMES]
-    if len(times) > 1:
-        raise TriosimError(f"has {' and '.join(times)}", where=path, fix="keep one of them")
-    lacking = [] if "bytes" in names else ["bytes"]
-    lacking += [] if {"gpus", "num_gpus"} & set(names) else ["gpus"]
-    lacking += [] if times else [f"one of {', '.join(measured.TIMES)}"]
-    if lacking:
-        raise TriosimError(f"has no column {lacking[0]}", where=path, fix=f"its header is '{','.join(names):.80}'")
-    return times[0]
-
-
-def _kind(word: str) -> str:
-    """Return the kind of a collective by its name in a table."""
+def _kind(word: str) -> str | None:
+    """Return the kind of a collective by its name in a table, or None for one that is not known."""
     if re.sub(r"[^a-z]", "", word.lower()).removesuffix("perf") in ("sendrecv", "sendreceive"):
         return SEND_RECEIVE
-    return measured.kind_of(word, "")
+    with suppress(TriosimError):
+        return measured.kind_of(word, "")
+    return None

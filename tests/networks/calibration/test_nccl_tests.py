@@ -115,7 +115,7 @@ TABLE = "num_gpus,bytes,latency_us\n"
     ("text", "said"),
     [
         ("", "has no column num_gpus"),
-        ("collective,num_gpus,bytes\nall_reduce,2,8\n", "has no column one of latency_ns"),
+        ("collective,num_gpus,bytes\nall_reduce,2,8\n", "has no column latency_ns or latency_us or"),
         ("collective,num_gpus,bytes,latency_us\nall_redcue,2,8,9\n", "t.csv:2: unknown collective 'all_redcue'; did you mean"),
         (TABLE + "2,8,9\n", "does not say which collective it is; add a column 'collective'"),
         ("collective," + TABLE, "holds no rows"),

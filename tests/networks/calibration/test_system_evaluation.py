@@ -92,15 +92,27 @@ def test_gpu_chooses_among_the_systems_of_a_table(run: Run, tmp_path: Path) -> N
     assert (status, "holds no rows; it has no rows of A100" in err) == (2, True)
 
 
-def test_a_cell_that_is_no_number_refuses_its_row_and_a_missing_column_the_table(run: Run, tmp_path: Path) -> None:
-    said = judged(run, tmp_path / "t.csv", "all_reduce,8,1,H100,,8,,yes", "gossip,8,1,H100,,8,1,yes")
-    assert [group["refused"][0]["reason"] for group in said["groups"]] == [
-        "time_us: '' is not a number above zero",
-        "unknown collective 'gossip'",
+def test_a_cell_that_is_no_number_refuses_its_row(run: Run, tmp_path: Path) -> None:
+    said = judged(run, tmp_path / "t.csv", "AllReduce,8,1,H100,,8,,yes", "gossip,8,1,H100,,8,1,yes")
+    assert [(group["collective"], group["refused"][0]["reason"]) for group in said["groups"]] == [
+        ("all_reduce", "time_us: '' is not a number above zero"),
+        ("gossip", "unknown collective 'gossip'"),
     ]
-    (tmp_path / "t.csv").write_text("collective,gpus,gpu,bytes\nall_reduce,8,H100,8\n")
-    status, _, err = run("calibrate", "evaluate", tmp_path / "t.csv")
-    assert (status, "has no column one of latency_ns" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("header", "lacking"),
+    [
+        ("collective,gpus,gpu,bytes", "latency_ns or latency_us or"),
+        ("collective,gpus,gpu,time_us", "bytes"),
+        ("collective,gpu,bytes,time_us", "gpus or num_gpus"),
+    ],
+)
+def test_a_missing_column_refuses_the_table(run: Run, tmp_path: Path, header: str, lacking: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{header}\nall_reduce,8,8,8\n")
+    status, _, err = run("calibrate", "evaluate", path)
+    assert (status, f"has no column {lacking}" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from triosim.errors import TopologyError
 from triosim.networks.topology import Topology
 from triosim.networks.topology.node_bandwidth import node_bandwidth
+from triosim.networks.topology.shapes import Wire
 
 
 def node(name: str, gpus: int | None = None) -> float:
@@ -85,3 +86,10 @@ def test_a_network_card_is_shared_by_gpus_of_one_node() -> None:
     topology = Topology.from_dict(two)
     assert {link.destination for gpu in range(6, 10) for link in topology.route(gpu, 0)[:1]} == {"nic2"}
     assert [topology.route(gpu, 6)[0].destination for gpu in range(6)] == ["nic0"] * 4 + ["nic1"] * 2
+
+
+def test_the_network_between_the_nodes_of_a_preset_has_what_is_not_said_from_the_preset() -> None:
+    """A T4 server has one card for its four GPUs, on TCP; here it is twice as fast."""
+    outline = Topology.load("t4-pcie(nodes=2, inter_node={bandwidth: 100 Gb/s})").outline
+    assert outline is not None
+    assert outline.spec.inter_node == Wire(12.5e9, 1e-6, gpus_per_nic=4, network="sockets")
