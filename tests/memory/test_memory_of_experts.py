@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import triosim
+from triosim.compute.models.auto import AutoComputeModel
+from triosim.config import RunConfig
+from triosim.extrapolators.core.plan import ParallelPlan, plan
+from triosim.extrapolators.core.program import Program
 from triosim.memory import MemoryReport
+from triosim.memory.extrapolated_memory import ExtrapolatedMemory
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
+from triosim.memory.liveness.shape_differences import shape_differences
 from triosim.models import Llama
 
 #: Two layers of four experts, two for each of 2 x 32 tokens; a number has 4 bytes.
@@ -142,3 +149,46 @@ def test_each_rank_of_a_group_has_the_memory_of_what_its_own_experts_get() -> No
     even = triosim.rank_memory(TRACE, "dp=8,ep=4", options={"load": "balanced"})
     assert [len(one.ranks) for one in even.ranks] == [8]
     assert min(activations) < most(even.report(workspace=False), "activation") < max(activations)
+
+
+def alone(plan: ParallelPlan, iteration: int, variant: int) -> ExtrapolatedMemory:
+    """The memory of one of a plan's programs as if there were no other."""
+    one = replace(plan, lowerings=((plan.lowerings[iteration][variant],),), program_axes=())
+    return ExtrapolatedMemory(one, TRACE)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "options"),
+    [
+        ("dp=4,ep=4", {}),
+        ("fsdp=4,ep=2", {"recompute": "full"}),
+        ("dp=2,tp=2,ep=2", {"sequence_parallel": True, "tp_style": "megatron"}),
+        ("dp=2,pp=2,ep=2", {"micro_batches": 2, "schedule": "zero-bubble"}),
+        ("zero2=4,ep=4", {"iterations": 2}),
+    ],
+)
+def test_programs_that_differ_in_rows_have_the_memory_that_each_has_alone(
+    parallel: str, options: dict[str, Any]
+) -> None:
+    config = RunConfig.of(parallel=parallel, options={"load": "zipf", "skew": "2"}, **options)
+    found = plan(TRACE, parallel, gpus=None, config=config, model=AutoComputeModel())
+    together = ExtrapolatedMemory(found, TRACE)
+    for one in together.ranks:
+        variant = found.variant(one.rank)
+        each = [alone(found, iteration, variant) for iteration in range(len(found.lowerings))]
+        memory = max(each, key=lambda step: step.of_rank(one.rank).peak_bytes)
+        assert replace(memory.of_rank(one.rank), ranks=one.ranks) == one
+        assert together.lifetimes_of(one.rank)[1].items == memory.lifetimes_of(one.rank)[1].items
+
+
+def test_programs_of_other_calls_are_not_taken_for_alike() -> None:
+    def program(parallel: str, **options: Any) -> Program:
+        config = RunConfig.of(parallel=parallel, **options)
+        return plan(TRACE, parallel, gpus=None, config=config, model=AutoComputeModel()).program
+
+    plain = program("dp=2,ep=2")
+    differences = shape_differences([plain, program("dp=2,ep=2", options={"seed": "1"})])
+    assert differences is not None
+    assert differences.operators
+    assert shape_differences([plain, program("dp=2,ep=2", recompute="full")]) is None
+    assert shape_differences([plain, program("dp=2")]) is None

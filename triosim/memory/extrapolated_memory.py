@@ -9,9 +9,9 @@ A rank's allocations are followed in the order in which its host launches operat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from triosim import gpus
@@ -30,7 +30,9 @@ from triosim.memory.allocator.workspace import WORKSPACE, workspaces
 from triosim.memory.captured_memory import CapturedMemory
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetimes
 from triosim.memory.liveness.micro_batch_lifetimes import ProgramStorages
-from triosim.memory.liveness.rank_lifetimes import LifetimeTracker, PeakMoment, PeakTracker, Resident, StageLifetimes
+from triosim.memory.liveness.rank_lifetimes import LifetimeTracker, PeakMoment, PeakTracker, StageLifetimes
+from triosim.memory.liveness.residents import HeldTensors, residents_of_footprint
+from triosim.memory.liveness.shape_differences import shape_differences
 from triosim.memory.world_memory import RankMemory, WorldMemory
 from triosim.tasks import TaskStream
 from triosim.trace import Tensor, Trace
@@ -50,7 +52,8 @@ class ExtrapolatedMemory(WorldMemory):
         super().__init__(gpus.get(trace.gpu) if gpu is None else gpu, plan.world, plan.parallel)
         self._plan = plan
         self._trace = trace
-        self._storages = [[ProgramStorages(one.program, trace) for one in lowerings] for lowerings in plan.lowerings]
+        self._storages = _storages(plan, trace)
+        self._alike: dict[int, _RankStep] = {}  # by pipeline rank: a step of which others differ in shapes alone
         self._steps: dict[int, _RankStep] = {}  # by the first rank of an entry: the iteration that needs most
         self.ranks = tuple(map(self._rank_memory, _equal_ranks(plan)))
 
@@ -73,10 +76,13 @@ class ExtrapolatedMemory(WorldMemory):
     def _rank_memory(self, ranks: tuple[int, ...]) -> RankMemory:
         rank, variant = ranks[0], self._plan.variant(ranks[0])
         footprint = self._plan.memory_footprint(rank)
-        steps = [
-            _RankStep(lowerings[variant], storages[variant], rank, footprint)
-            for lowerings, storages in zip(self._plan.lowerings, self._storages, strict=True)
-        ]
+        steps = []
+        for lowerings, storages in zip(self._plan.lowerings, self._storages, strict=True):
+            lowering = lowerings[variant]
+            like = self._alike.get(lowering.pipeline_rank(rank))
+            steps.append(_RankStep(lowering, storages[variant], rank, footprint, like))
+            if storages[variant].part is not None:
+                self._alike.setdefault(lowering.pipeline_rank(rank), steps[-1])
         peaks: list[PeakMoment] = [step.follow(PeakTracker).peak for step in steps]
         peak = max(peaks, key=lambda one: one.total)
         self._steps[rank] = steps[peaks.index(peak)]
@@ -101,6 +107,17 @@ def memory_of_run(plan: ParallelPlan | CapturedPlan, trace: Trace, *, fail_on_oo
     return memory
 
 
+def _storages(plan: ParallelPlan, trace: Trace) -> list[list[ProgramStorages]]:
+    """Return the storages of each iteration's programs: one object for all where these differ in shapes alone."""
+    programs = [[lowering.program for lowering in lowerings] for lowerings in plan.lowerings]
+    every = list(chain.from_iterable(programs))
+    differences = shape_differences(every) if len(every) > 1 else None
+    if differences is None:
+        return [[ProgramStorages(program, trace) for program in some] for some in programs]
+    common = ProgramStorages(every[0], trace, differences)
+    return [[common] * len(some) for some in programs]
+
+
 def _equal_ranks(plan: ParallelPlan) -> list[tuple[int, ...]]:
     """Return the ranks with equal memory: those at one pipeline rank that run the same program, or with equal footprints."""
     found: dict[Any, list[int]] = {}
@@ -113,11 +130,17 @@ def _equal_ranks(plan: ParallelPlan) -> list[tuple[int, ...]]:
 class _RankStep:
     """A rank's step in one iteration, whose allocations trackers follow.
 
-    ``footprint`` is that of a rank whose tasks a parallelism writes itself.
+    ``footprint`` is that of a rank whose tasks a parallelism writes itself. ``like`` is a step of which this one differs in
+    shapes alone.
     """
 
     def __init__(
-        self, lowering: Lowering, storages: ProgramStorages, rank: int, footprint: MemoryFootprint | None
+        self,
+        lowering: Lowering,
+        storages: ProgramStorages,
+        rank: int,
+        footprint: MemoryFootprint | None,
+        like: _RankStep | None = None,
     ) -> None:
         self._lowering = lowering
         self._storages = storages
@@ -133,9 +156,15 @@ class _RankStep:
         def resident_bytes(parameter: Tensor) -> float:
             return min((one.resident_bytes(parameter) for one in hooks), default=float(parameter.nbytes))
 
-        self._lifetimes = StageLifetimes(lowering, self._pipeline_rank, storages, accumulated_bytes)
-        residents = self._find_residents(resident_bytes)
-        self._residents = list(residents if footprint is None else _residents_of(footprint, residents))
+        alike = None if like is None else like._lifetimes
+        self._lifetimes: StageLifetimes = StageLifetimes(
+            lowering, self._pipeline_rank, storages, accumulated_bytes, alike
+        )
+        self._held: HeldTensors = (
+            HeldTensors.of(self._stage, storages) if like is None or not storages.held_alike else like._held
+        )
+        found = self._held.residents(lowering.program, storages.captured, resident_bytes, first=not self._pipeline_rank)
+        self._residents = list(found if footprint is None else residents_of_footprint(footprint, found))
 
     def follow(self, kind: type[Tracker]) -> Tracker:
         """Return a tracker that has followed the step."""
@@ -163,45 +192,3 @@ class _RankStep:
             yield from loop.backward(last=micro_batch == micro_batches - 1)
         if footprint.updates:
             yield from loop.optimizer()
-
-    def _find_residents(self, resident_bytes: Callable[[Tensor], float]) -> Iterator[Resident]:
-        """Yield what the rank holds for the whole step: parameters, buffers, optimizer states and inputs."""
-        storages, program = self._storages, self._lowering.program
-        layers: dict[int, str] = {}  # by storage: the layer that uses it first
-        parameter_of: dict[int, int] = {}  # storage of a parameter, by that of its states
-        largest: dict[int, Tensor] = {}  # by storage
-        for block in self._stage.blocks:
-            for operator in block.operators:
-                for tensor in (*operator.inputs, *operator.outputs):
-                    storage, updated = tensor.storage, block.phase == "optimizer" and tensor.category == "parameter"
-                    if updated or not storages.persistent[storage]:
-                        continue
-                    layers.setdefault(storage, operator.layer)
-                    if tensor.parameter is not None and tensor.parameter in storages.parameters:
-                        parameter_of[storage] = storages.parameters[tensor.parameter]
-                    if storage not in largest or tensor.numel > largest[storage].numel:
-                        largest[storage] = tensor
-        for tensor in self._stage.parameters:
-            yield Resident.of(tensor, layers.get(tensor.storage, ""), resident_bytes(tensor))
-        parameters = {tensor.storage for tensor in self._stage.parameters}
-        for storage, tensor in largest.items():
-            if storage not in parameters and tensor.category != "gradient":
-                times = program.micro_batches if tensor.category == "input" else 1
-                layer = layers.get(parameter_of.get(storage, storage), "")
-                yield Resident.of(tensor, layer, storages.captured.scale(storage, tensor.nbytes) * times)
-        for name, nbytes in program.buffers:
-            yield Resident(round(nbytes), "communication", name)
-        for one in storages.captured.persistent if self._pipeline_rank == 0 else ():
-            if program.training or one.category not in ("optimizer_state", "gradient"):
-                yield Resident.of(one, one.layer, one.nbytes)
-
-
-def _residents_of(footprint: MemoryFootprint, residents: Iterable[Resident]) -> Iterator[Resident]:
-    """Yield what a rank that runs a part of a training step holds for the whole step, with its extra buffers."""
-    for one in residents:
-        if one.category == "parameter":
-            yield replace(one, nbytes=round(one.nbytes * footprint.share))
-        elif footprint.updates if one.category == "optimizer_state" else footprint.trains:
-            yield one
-    for what, category, nbytes in footprint.buffers:
-        yield Resident(round(nbytes), category, what)

@@ -9,7 +9,7 @@ followed here.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, SendToStage, TransferKey
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, PERSISTENT, whole_blocks
+from triosim.memory.liveness.shape_differences import ShapeDifferences
 from triosim.operators.features import base_name
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
 
@@ -26,8 +27,8 @@ from triosim.trace import Category, Operator, Storage, Tensor, Trace
 class MicroBatchLifetime:
     """Memory that a micro-batch takes: from operator ``born`` to operator ``last``, counted over all passes.
 
-    ``clocks`` are its birth and death in the capture, where it has them. What outlives the micro-batch, such as a complete
-    gradient, the rank keeps under the key ``kept_as``, with ``kept_bytes``.
+    ``storage`` is None for a buffer. ``clocks`` are its birth and death in the capture, where it has them. What outlives the
+    micro-batch, such as a complete gradient, the rank keeps under the key ``kept_as``, with ``kept_bytes``.
     """
 
     nbytes: float
@@ -37,6 +38,7 @@ class MicroBatchLifetime:
     dtype: str
     stream: str
     born: int
+    storage: int | None
     last: int = field(init=False)
     gathered: bool = False
     recomputed: bool = False
@@ -75,9 +77,15 @@ class MicroBatchLifetimes:
 
 
 class ProgramStorages:
-    """The storages of a whole program: which persist, which are parameters, and what was captured of them."""
+    """The storages of a whole program: which persist, which are parameters, and what was captured of them.
 
-    def __init__(self, program: Program, trace: Trace) -> None:
+    ``part`` are those alone in which other programs differ from it, where such ``differences`` are given.
+    """
+
+    #: The operators that use, keep or free what is followed; None for all.
+    operators: Set[int] | None = None
+
+    def __init__(self, program: Program, trace: Trace, differences: ShapeDifferences | None = None) -> None:
         first: dict[int, Tensor] = {}  # by storage
         made: set[int] = set()
         self.parameters: dict[int, int] = {}  # storage of a parameter, by the ids that it goes by
@@ -94,6 +102,27 @@ class ProgramStorages:
         self.captured = CapturedStorages(trace, first)
         items = (item for stage in program.stages for block in stage.blocks for item in block.items)
         self.sent_bytes = {item.key: item.nbytes for item in items if isinstance(item, SendToStage)}
+        self.part = None if differences is None else DifferingStorages(program, trace, differences)
+        #: Whether what the step finds is the same in the other programs.
+        self.held_alike = differences is not None and not any(map(self.persistent.__getitem__, differences.storages))
+
+
+class DifferingStorages(ProgramStorages):
+    """The storages of a program in which other programs differ from it: no others are followed."""
+
+    def __init__(self, program: Program, trace: Trace, differences: ShapeDifferences) -> None:
+        super().__init__(program, trace)
+        hidden = (one.id for number in differences.operators for one in self.captured.hidden.get(number, ()))
+        storages = self.storages = differences.storages.union(hidden)
+        self.persistent = {one: persists or one not in storages for one, persists in self.persistent.items()}
+        self.operators = {
+            operator.id
+            for operator in program.operators
+            if operator.id in differences.operators
+            or any(tensor.storage in storages for tensor in (*operator.inputs, *operator.outputs))
+            or any(one.id in storages for one in self.captured.freed.get(operator.id, ()))
+            or not storages.isdisjoint(self.kept_until.get(operator.id, ()))
+        }
 
 
 class CapturedStorages:
@@ -194,7 +223,7 @@ class MicroBatchLiveness:
 
     def _buffer(self, nbytes: float, layer: str) -> MicroBatchLifetime:
         """Add a buffer that is received while the next operator runs."""
-        return self._add(MicroBatchLifetime(nbytes, "communication", layer, (), "", "compute", len(self._layers)))
+        return self._add(MicroBatchLifetime(nbytes, "communication", layer, (), "", "compute", len(self._layers), None))
 
     def _add(self, lifetime: MicroBatchLifetime) -> MicroBatchLifetime:
         self._items.append(lifetime)
@@ -205,6 +234,8 @@ class MicroBatchLiveness:
     def _operator(self, operator: Operator) -> None:
         position = len(self._layers)
         self._layers.append(operator.layer)
+        if self._storages.operators is not None and operator.id not in self._storages.operators:
+            return
         persistent = self._storages.persistent
         here: dict[int, MicroBatchLifetime | None] = {}
         for tensor in operator.inputs:
@@ -241,7 +272,8 @@ class MicroBatchLiveness:
 
     def _new(self, tensor: Tensor, nbytes: float, operator: Operator, position: int) -> MicroBatchLifetime:
         layer, stream = operator.layer, operator.stream
-        lifetime = MicroBatchLifetime(nbytes, tensor.category, layer, tensor.shape, tensor.dtype, stream, position)
+        what = tensor.category, layer, tensor.shape, tensor.dtype, stream
+        lifetime = MicroBatchLifetime(nbytes, *what, position, tensor.storage)
         lifetime.recomputed = operator.recomputed
         return self._add(lifetime)
 
@@ -296,7 +328,8 @@ class MicroBatchLiveness:
             before = captured.written.get(operator.id)
             scale = sum(tensor.nbytes for tensor in operator.outputs) / before if before else 1.0
             size = one.nbytes * scale
-            lifetime = MicroBatchLifetime(size, one.category, one.layer, one.shape, one.dtype, one.stream, position)
+            what = one.category, one.layer, one.shape, one.dtype, one.stream
+            lifetime = MicroBatchLifetime(size, *what, position, one.id)
             lifetime.clocks[0] = one.born
             self._current[one.id] = self._add(lifetime)
         for storage in self._storages.kept_until.get(operator.id, ()):

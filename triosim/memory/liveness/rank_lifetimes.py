@@ -21,27 +21,16 @@ from triosim.extrapolators.core.program import Gradient, ReceiveFromStage, Trans
 from triosim.extrapolators.core.schedule_table import Action, ActionPhase
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, Lifetime, Lifetimes, whole_blocks
 from triosim.memory.liveness.micro_batch_lifetimes import MicroBatchLifetimes, MicroBatchLiveness, ProgramStorages
-from triosim.trace import Category, Operator, Storage, Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """Memory that a rank holds for the whole step."""
-
-    nbytes: int
-    category: str
-    layer: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-
-    @classmethod
-    def of(cls, tensor: Tensor | Storage, layer: str, nbytes: float) -> Resident:
-        """Return the memory of a tensor, or of a captured storage, that takes ``nbytes`` on this rank."""
-        return cls(round(nbytes), tensor.category, layer, tensor.shape, tensor.dtype)
+from triosim.memory.liveness.residents import Resident
+from triosim.memory.liveness.resized_lifetimes import resized
+from triosim.trace import Category, Operator
 
 
 class StageLifetimes:
-    """The lifetimes of micro-batches in the stages of a pipeline rank, found when they are first asked for."""
+    """The lifetimes of micro-batches in the stages of a pipeline rank, found when they are first asked for.
+
+    ``like`` are those of a program that differs in shapes alone, at the same pipeline rank: both agree in what lives when.
+    """
 
     def __init__(
         self,
@@ -49,11 +38,13 @@ class StageLifetimes:
         pipeline_rank: int,
         storages: ProgramStorages,
         accumulated_bytes: Callable[[Gradient], float],
+        like: StageLifetimes | None = None,
     ) -> None:
         self._program = lowering.program
         self._optimizer = lowering.held[pipeline_rank].optimizer
         self._storages = storages
         self._gradients = [(gradient, accumulated_bytes(gradient)) for gradient in lowering.gradients[pipeline_rank]]
+        self._like = None if like is None or like._gradients != self._gradients else like
         self._found: dict[tuple[object, bool], MicroBatchLifetimes] = {}
         actions = self._program.schedule.actions(pipeline_rank)
         self._split = {(action.stage, action.micro_batch) for action in actions if action.phase == "weight"}
@@ -63,19 +54,25 @@ class StageLifetimes:
     def of(self, script: InstructionList, micro_batch: int) -> tuple[MicroBatchLifetimes, int]:
         """Return the lifetimes that an instruction list is part of, and at which of their operators it begins."""
         stage, phase = script.name
-        key = stage, (stage, micro_batch) in self._split
-        if key not in self._found:
-            self._found[key] = self._find(*key)
-        found = self._found[key]
+        found = self._of(stage, (stage, micro_batch) in self._split)
         return found, found.offsets["optimizer" if stage == "optimizer" else str(phase)]
 
-    def _find(self, stage: object, split: bool) -> MicroBatchLifetimes:
+    def _of(self, stage: object, split: bool) -> MicroBatchLifetimes:
         """Return the lifetimes of a stage's micro-batch, with the backward pass in one part or split, or the optimizer's."""
+        if (stage, split) not in self._found:
+            found, part = None, self._storages.part
+            if self._like is not None and part is not None:
+                found = resized(self._like._of(stage, split), self._find(stage, split, part), part.storages)
+            self._found[stage, split] = found or self._find(stage, split, self._storages)
+        return self._found[stage, split]
+
+    def _find(self, stage: object, split: bool, storages: ProgramStorages) -> MicroBatchLifetimes:
+        """Return the lifetimes of some storages."""
         if not isinstance(stage, int):
-            liveness = MicroBatchLiveness(self._storages, receives=False)
+            liveness = MicroBatchLiveness(storages, receives=False)
             liveness.add_pass("optimizer", self._optimizer)
             return liveness.lifetimes()
-        liveness = MicroBatchLiveness(self._storages, self._gradients)
+        liveness = MicroBatchLiveness(storages, self._gradients)
         backward: tuple[ActionPhase, ...] = ("input", "weight") if split else ("backward",)
         for half in ("forward", *backward) if self._program.training else ("forward",):
             liveness.add_pass(half, self._program.part(stage, half))
