@@ -6,15 +6,15 @@ wait for multiprocessors, other kernels for memory too; a collective whose memor
     computation:    1 / (1 - m - w * max(0, b - m))        m: channels / multiprocessors
     communication:  1 + w * b                              b: bytes through memory per second / bandwidth
 
-``w`` is the part of a step's kernels that wait for memory. NCCL's logs say how many channels there are, by what connects the
-group (NVIDIA/nccl issues 1259, 892, 228, 1538 and 1189; NVIDIA's forum, 337991): two for each NVLink of 25 GB/s, up to 24; two
-for each network card, up to 16; two on PCIe; 16 where the switch reduces. A send has two, 1.5% of an H100's multiprocessors,
-which is left out; copies from and to the host are done by copy engines.
+``w`` is the part of a step's time before the optimizer in which kernels wait for memory. NCCL's logs say how many channels
+there are, by what connects the group (NVIDIA/nccl issues 1259, 892, 228, 1538 and 1189; NVIDIA's forum, 337991): two for
+each NVLink of 25 GB/s, up to 24; two for each network card, up to 16; two on PCIe; 16 where the switch reduces. A send has
+two, 1.5% of an H100's multiprocessors, which is left out; copies from and to the host are done by copy engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from triosim.conditions.conditions import Interference
@@ -22,6 +22,9 @@ from triosim.gpus import Gpu
 from triosim.networks.topology import Topology
 from triosim.networks.topology.node_bandwidth import node_bandwidth
 from triosim.networks.topology.shapes import ShapeSpec
+from triosim.operators import features
+from triosim.operators.kinds import Kind
+from triosim.trace import Operator
 
 #: The channels of a group on PCIe, and for each link or network card.
 _PAIR = 2
@@ -31,8 +34,8 @@ _MOST_IN_A_NODE, _MOST_BETWEEN_NODES, _IN_SWITCH = 24, 16, 16
 _NVLINK = 25e9  # bytes per second of one in a direction
 #: Each byte that passes a GPU is written to its memory, and read.
 _PASSES = 2.0
-#: The part of a step's kernels that wait for memory: about what norms, activations and the optimizer of a compiled Llama take.
-_MEMORY_BOUND = 0.3
+#: The kinds of operators that wait for multiprocessors, not for memory.
+_COMPUTE_BOUND: frozenset[Kind] = frozenset({"product", "convolution", "attention", "recurrent"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,17 @@ class Contention:
     """The slow-downs of transfers on the GPUs of a system.
 
     ``stated`` are those that a user gave: a side (computation, communication) of which anything is stated has no others. A GPU
-    whose multiprocessors are not known has none of its own.
+    whose multiprocessors are not known has none of its own. ``memory_bound`` is the part of the time of computations in which
+    they wait for memory.
     """
 
-    def __init__(self, stated: Interference, gpu: Gpu | None = None, topology: Topology | None = None) -> None:
+    def __init__(
+        self, stated: Interference, gpu: Gpu | None = None, topology: Topology | None = None, memory_bound: float = 0.0
+    ) -> None:
         self._stated = stated
         self._gpu = gpu if gpu is not None and gpu.sms and gpu.architecture != "x86" else None
         self._topology = topology
+        self._memory_bound = memory_bound
         self._known: dict[tuple[str, Sequence[int]], Slowdown] = {}
 
     def __bool__(self) -> bool:
@@ -77,8 +84,19 @@ class Contention:
             return Slowdown()
         channels, rate = _resources(kind, ranks, gpu, topology)
         processors, memory = min(channels / gpu.sms, 0.5), min(_PASSES * rate / gpu.bandwidth, 0.5)
-        waiting = processors + _MEMORY_BOUND * max(0.0, memory - processors)
-        return Slowdown(1.0 / (1.0 - waiting), 1.0 + _MEMORY_BOUND * memory)
+        waiting = processors + self._memory_bound * max(0.0, memory - processors)
+        return Slowdown(1.0 / (1.0 - waiting), 1.0 + self._memory_bound * memory)
+
+
+def memory_bound(operators: Iterable[Operator]) -> float:
+    """Return the part of the operators' time before the optimizer in which they wait for memory, by their kinds."""
+    seconds = waiting = 0.0
+    for operator in operators:
+        if operator.phase != "optimizer":
+            seconds += operator.seconds
+            if features.kind(operator) not in _COMPUTE_BOUND:
+                waiting += operator.seconds
+    return waiting / seconds if seconds else 0.0
 
 
 def _resources(kind: str, ranks: Sequence[int], gpu: Gpu, topology: Topology) -> tuple[int, float]:

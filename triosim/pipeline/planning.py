@@ -12,7 +12,7 @@ from triosim import plugins
 from triosim.compute.compute_model import checked
 from triosim.conditions import Conditions
 from triosim.conditions.checks import check_conditions
-from triosim.conditions.contention import Contention
+from triosim.conditions.contention import Contention, memory_bound
 from triosim.conditions.heterogeneity import Heterogeneity
 from triosim.config import COMMON, RunConfig, flags, unread
 from triosim.config.run_config import option_named
@@ -82,7 +82,8 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     if config.host_overhead == "trace" and priced.launches is None:
         what = "the described step" if subject.described else "the trace"
         notes.append(f"{what} has no host times: launches cost nothing")
-    contention = Contention(system.conditions.interference, catalogue.get(subject.trace.gpu), system.topology)
+    gpu, waiting = catalogue.get(subject.trace.gpu), memory_bound(subject.trace.operators)
+    contention = Contention(system.conditions.interference, gpu, system.topology, waiting)
     return PlannedRun(priced, planned, system, network, new_network, heterogeneity, contention, memory, tuple(notes))
 
 
