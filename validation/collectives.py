@@ -8,8 +8,6 @@ together.
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,19 +69,7 @@ class Machine:
 
     def rows(self) -> list[Measured]:
         """Return the measured collectives of the machine."""
-        if not self.system:
-            return measured.read(data(self.table))
-        with gzip.open(data(self.table), "rt", encoding="utf-8") as file:
-            lines = [line for line in csv.DictReader(file) if line["system"] == self.system]
-        return [
-            Measured(
-                measured.kind_of(line["collective"], "collective"),
-                int(line["gpus"]),
-                float(line["bytes"]),
-                float(line["latency_ms"]) * 1e-3,
-            )
-            for line in lines
-        ]
+        return measured.read(data(self.table), gpu=self.system or None)
 
 
 _NVSWITCH = "collectives/nccl_{}_nvswitch.csv.gz"

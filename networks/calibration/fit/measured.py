@@ -1,8 +1,8 @@
 """Reads measured collectives: tables of comma-separated values, and the output of nccl-tests.
 
-A table has the columns ``num_gpus``, ``bytes`` and one of ``latency_ns``, ``latency_us``, ``time_us``, ``latency_ms``,
-``seconds``; and, if it is about several, ``collective``, ``gpu`` and ``nodes``. Without ``collective``, the file's name says
-which one it was.
+A table has the columns ``gpus`` (or ``num_gpus``), ``bytes`` and one of ``latency_ns``, ``latency_us``, ``time_us``,
+``latency_ms``, ``seconds``; and, if it is about several, ``collective``, ``system`` (or ``gpu``) and ``nodes``; others are for
+people. Without ``collective``, the file's name says which one it was.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.stored import KINDS
 
 TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "time_us": 1e-6, "latency_ms": 1e-3, "seconds": 1.0}
-_NEEDED = ("num_gpus", "bytes")
-_OPTIONAL = ("collective", "gpu", "nodes")
+COUNTS = ("gpus", "num_gpus")  # the columns that may say how many GPUs a group has
+SYSTEMS = ("system", "gpu")  # those that may say where a row was measured
 _PLAIN = {kind.replace("_", ""): kind for kind in KINDS}
 COLLECTIVE_FIX = "add a column 'collective', or give one, such as --collective all_reduce"
 
@@ -97,23 +97,22 @@ def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[Measured
 
 
 def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, system: str) -> list[MeasuredCollective]:
-    reader = csv.DictReader(text.splitlines(), restkey="", restval="")
-    names = [name.strip() for name in reader.fieldnames or []]
-    reader.fieldnames = names
-    time = _columns(names, place)
+    names, lines = columns_and_lines(text)
+    time = time_column(names, place)
     kind = wanted or collective_in_name(place)
     if "collective" not in names and kind is None:
         raise TriosimError("does not say which collective it is", where=place, fix=COLLECTIVE_FIX)
-    lines = [(reader.line_num, line) for line in reader]
-    if "gpu" in names:
-        lines = _of_gpu(lines, place, gpu, system)
+    column = next((name for name in SYSTEMS if name in names), None)
+    if column is not None:
+        lines = _of_gpu(lines, column, place, gpu, system)
+    counts = next(name for name in COUNTS if name in names)
     rows: list[MeasuredCollective] = []
     for number, line in lines:
         where = f"{place}:{number}"
-        if "" in line or any(line[name] == "" for name in names):
-            raise TriosimError(f"does not have {len(names)} cells, or has an empty one", where=where)
+        if "" in line:
+            raise TriosimError(f"has more than {len(names)} cells", where=where)
         nodes = _whole(line["nodes"], "nodes", where) if "nodes" in names else 1
-        gpus = _whole(line["num_gpus"], "num_gpus", where)
+        gpus = _whole(line[counts], counts, where)
         if gpus < 2 or gpus < nodes:
             raise TriosimError(f"{gpus} GPUs on {nodes} nodes", where=where, fix="a collective has 2 GPUs or more")
         of_row = kind_of(line["collective"], where) if "collective" in names else str(kind)
@@ -124,48 +123,50 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
     return rows
 
 
-def time_column(names: Sequence[str], place: str, *needed: Sequence[str]) -> str:
-    """Return the column of times of a table, having checked that there is one of each of the ``needed`` others."""
+def columns_and_lines(text: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return the names of a table's columns, and its lines with their numbers; a cell that a line lacks is empty."""
+    reader = csv.DictReader(text.splitlines(), restkey="", restval="")
+    names = [name.strip() for name in reader.fieldnames or []]
+    reader.fieldnames = names
+    return names, [(reader.line_num, line) for line in reader]
+
+
+def time_column(names: Sequence[str], place: str) -> str:
+    """Return the column of times of a table of collectives, having checked that it has the others that are needed."""
     times = [name for name in names if name in TIMES]
     if len(times) > 1:
         raise TriosimError(f"has {' and '.join(times)}", where=place, fix="keep one of them")
-    for several in (*needed, tuple(TIMES)):
+    for several in (COUNTS, ("bytes",), tuple(TIMES)):
         if not {*several} & {*names}:
             fix = f"its header is '{','.join(names):.80}'"
             raise TriosimError(f"has no column {' or '.join(several)}", where=place, fix=fix)
+    if len(set(names)) < len(names):
+        raise TriosimError("has two columns of one name", where=place)
     return times[0]
 
 
-def _columns(names: Sequence[str], place: str) -> str:
-    """Return the column of times, having checked the others."""
-    known = (*_NEEDED, *_OPTIONAL, *TIMES)
-    time = time_column(names, place, *((name,) for name in _NEEDED))
-    if len(set(names)) < len(names):
-        raise TriosimError("has two columns of one name", where=place)
-    for name in names:
-        if name not in known:
-            raise TriosimError(f"unknown column '{name}'", where=place, fix=nearest(name, known))
-    return time
-
-
 def _of_gpu(
-    lines: list[tuple[int, dict[str, str]]], place: str, gpu: str | None, system: str
+    lines: list[tuple[int, dict[str, str]]], column: str, place: str, gpu: str | None, system: str
 ) -> list[tuple[int, dict[str, str]]]:
     """Return the rows of one GPU: of the one that is asked for, of the only one, or of the one that a system is named for."""
-    names = sorted({line["gpu"] for _, line in lines})
-    if len(names) == 1 and gpu is None:
+    names = sorted({line[column] for _, line in lines})
+    if gpu is not None:
+        wanted = [name for name in names if same_gpu(name, gpu)]
+        if not wanted:
+            raise TriosimError(f"has no rows of {gpu}", where=place, fix=nearest(gpu, names))
+    elif len(names) == 1:
         return lines
-    if gpu is None:
-        said = set(re.split(r"[^a-z0-9]+", system.lower()))
-        gpu = next((name for name in names if name and set(re.split(r"[^a-z0-9]+", name.lower())) & said), None)
-    if gpu is None:
-        raise TriosimError(
-            f"has rows of {' and '.join(names)}", where=place, fix=f"choose one, such as --gpu {names[0]}"
-        )
-    wanted = [name for name in names if same_gpu(name, gpu)]
-    if not wanted:
-        raise TriosimError(f"has no rows of {gpu}", where=place, fix=nearest(gpu, names))
-    return [(number, line) for number, line in lines if line["gpu"] in wanted]
+    else:
+        gpus = {word for word in _words(system) if not word.isalpha() and not word.isdecimal()}
+        wanted = [name for name in names if _words(name) & gpus]
+        if not wanted:
+            what, fix = f"has rows of {' and '.join(names)}", f"choose one, such as --gpu {names[0]}"
+            raise TriosimError(what, where=place, fix=fix)
+    return [(number, line) for number, line in lines if line[column] in wanted]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", text.lower()))
 
 
 def same_gpu(one: str, other: str) -> bool:

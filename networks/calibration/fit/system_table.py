@@ -8,7 +8,6 @@ reason.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import re
 import zlib
@@ -28,7 +27,6 @@ Algorithm = Literal["ring", "tree", "nvls", "nvls-tree", "not-nvls"]
 
 #: The kind of what nccl-tests calls sendrecv: every GPU sends its bytes to the next one.
 SEND_RECEIVE = "send_receive"
-COUNTS = ("gpus", "num_gpus")  # the columns that may say how many GPUs a group has
 _HEAD = 65536  # bytes of a file that show what it is
 #: The algorithms that a row may name, by words of the name (lower case); the first that fits.
 _ALGORITHMS: tuple[tuple[str, Algorithm | None], ...] = (
@@ -88,7 +86,7 @@ def is_collectives(path: str) -> bool:
     except (OSError, EOFError, ValueError, zlib.error):
         return False
     names = {name.strip() for name in text.partition("\n")[0].split(",")}
-    if "collective" in names or ({"bytes"} < names and names & {*COUNTS}):
+    if "collective" in names or ({"bytes"} < names and names & {*measured.COUNTS}):
         return True
     return deepep_table.is_header(names) or nccl_tests.is_output(text)
 
@@ -101,11 +99,9 @@ def read(path: str, *, collective: str | None = None, gpu: str | None = None) ->
     text = measured.text_of(path)
     if nccl_tests.is_output(text):
         return _of_nccl_tests(path, collective, gpu)
-    reader = csv.DictReader(text.splitlines(), restkey="", restval="")
-    names = [name.strip() for name in reader.fieldnames or []]
-    reader.fieldnames = names
+    names, lines = measured.columns_and_lines(text)
     table = _Table(names, path, collective, gpu)
-    rows = [row for line in reader if table.has(line) for row in table.rows(line)]
+    rows = [row for _, line in lines if table.has(line) for row in table.rows(line)]
     if not rows:
         fix = "give at least one row under the header" if gpu is None else f"it has no rows of {gpu}"
         raise TriosimError("holds no rows", where=path, fix=fix)
@@ -157,13 +153,13 @@ class _Table:
 
     def __init__(self, names: Sequence[str], path: str, collective: str | None, gpu: str | None) -> None:
         self.gpu = gpu
-        self.column = next((name for name in ("system", "gpu") if name in names), None)
+        self.column = next((name for name in measured.SYSTEMS if name in names), None)
         self.named = self.column or "gpu"
         self.name = "" if self.column else gpu or _gpu_in_name(path)
         self.healthy = "healthy" in names
         self.deepep = deepep_table.is_header(names)
         if not self.deepep:
-            self.time = measured.time_column(names, path, ("bytes",), COUNTS)
+            self.time = measured.time_column(names, path)
             self.kind = collective or measured.collective_in_name(path) or ""
             if "collective" not in names and not self.kind:
                 fix = measured.COLLECTIVE_FIX

@@ -8,6 +8,7 @@ import pytest
 
 from triosim.errors import TriosimError
 from triosim.networks.calibration.fit import measured
+from triosim.networks.calibration.fit.fitting import MeasuredCollective
 
 DEVICES = "".join(
     f"#  Rank {rank:2} Group  0 Pid  {900 + rank} on  {host} device  {rank % 2} [0x0{rank}] NVIDIA H100 80GB HBM3\n"
@@ -114,7 +115,7 @@ TABLE = "num_gpus,bytes,latency_us\n"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "has no column num_gpus"),
+        ("", "has no column gpus or num_gpus"),
         ("collective,num_gpus,bytes\nall_reduce,2,8\n", "has no column latency_ns or latency_us or"),
         ("collective,num_gpus,bytes,latency_us\nall_redcue,2,8,9\n", "t.csv:2: unknown collective 'all_redcue'; did you mean"),
         (TABLE + "2,8,9\n", "does not say which collective it is; add a column 'collective'"),
@@ -123,9 +124,10 @@ TABLE = "num_gpus,bytes,latency_us\n"
         ("collective," + TABLE + "all_reduce,2,8,nan\n", "'nan' is not a number above zero"),
         ("collective," + TABLE + "all_reduce,1,8,9\n", "t.csv:2: 1 GPUs on 1 nodes"),
         ("collective," + TABLE + "all_reduce,2,8.5,9\n", "'8.5' is not a whole number"),
-        ("collective," + TABLE + "all_reduce,2,8\n", "t.csv:2: does not have 4 cells"),
+        ("collective," + TABLE + "all_reduce,2,8\n", "t.csv:2: latency_us: '' is not a number above zero"),
+        ("collective," + TABLE + "all_reduce,2,8,9,9\n", "t.csv:2: has more than 4 cells"),
         ("collective,gpu," + TABLE + "all_reduce,a100,2,8,9\nall_reduce,v100,2,8,9\n", "has rows of a100 and v100; choose one"),
-        ("collective,sise," + TABLE + "all_reduce,1,2,8,9\n", "unknown column 'sise'"),
+        ("collective,bytes," + TABLE + "all_reduce,1,2,8,9\n", "has two columns of one name"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path: Path, text: str, said: str) -> None:
@@ -134,6 +136,16 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path: Path, text: st
         measured.read(tmp_path / "t.csv")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_table_may_be_about_several_systems_and_have_columns_for_people(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "collective,gpus,system,dtype,bytes,seconds,source\n"
+        "alltoall,4,L40S (PCIe),half,8,1e-5,\nall_reduce,4,B200-SXM,half,16,1e-5,\n"
+    )
+    (found,) = measured.read(tmp_path / "t.csv", system="dgx-b200")
+    assert found == MeasuredCollective("all_reduce", 4, 16.0, 1e-5)
+    assert [row.kind for row in measured.read(tmp_path / "t.csv", gpu="L40S")] == ["all_to_all"]
 
 
 def test_what_a_run_says_at_its_end_is_not_the_next_one(tmp_path: Path) -> None:
