@@ -6,12 +6,14 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from traces import collectives_of, draw, operators_of, planned
 
 import triosim
+from triosim.compute.families import calls_of
 from triosim.errors import OptionError
 from triosim.models import Llama
 from triosim.models.description import describe
-from triosim.operators.features import base_name, flops
+from triosim.operators.features import base_name, flops, output_bytes
 from triosim.trace import Operator, Trace
 
 LAYERS = 2
@@ -126,6 +128,79 @@ def test_a_sequence_s_shares_are_gathered_in_eight_bits_for_the_products_and_sca
         narrow["all_gather", states] == 4 * LAYERS
     )  # inputs of two pairs a block, forward and for the weights' gradients
     assert narrow["all_gather", 2 * states] + narrow["all_gather", states] == plain["all_gather", 2 * states]
+
+
+def by_transformer_engine(products: str, sizes: Llama = SIZES, optimizer: str = "master-adamw") -> Trace:
+    return describe(sizes, batch=2, sequence=512, stack="te-fp8", products=products, optimizer=optimizer)  # type: ignore[arg-type]
+
+
+def casts_of(trace: Trace) -> list[Operator]:
+    return [one for one in trace.operators if one.name == "fused::cast_transpose"]
+
+
+@pytest.mark.parametrize("products", ["fp8-delayed", "mxfp8", "nvfp4"])
+def test_transformer_engine_casts_by_one_kernel_into_both_layouts(products: str) -> None:
+    """A block has four linear layers, since queries, keys and values are one, and gates another: four inputs and gradients.
+
+    The optimizer keeps copies of the weights in fp32, and writes them in the narrow format: they are not cast.
+    """
+    trace = by_transformer_engine(products)
+    assert Counter(one.phase for one in casts_of(trace)) == {"forward": 4 * LAYERS, "backward": 4 * LAYERS}
+    numbers = 0.5 if products == "nvfp4" else 1
+    for one in casts_of(trace):
+        assert one.outputs[0].nbytes == numbers * one.inputs[0].numel
+        assert output_bytes(one) == 2 * (one.outputs[0].nbytes + 4)
+    assert sum(map(flops, products_of(trace))) == sum(map(flops, products_of(by_transformer_engine("plain"))))
+
+
+def test_weights_without_copies_in_fp32_are_cast_as_well() -> None:
+    trace = by_transformer_engine("fp8-delayed", optimizer="fused-adamw")
+    assert Counter(one.phase for one in casts_of(trace)) == {"forward": 8 * LAYERS, "backward": 4 * LAYERS}
+
+
+@pytest.mark.parametrize(
+    ("products", "form"), [("fp8-current", "float8_e4m3fn"), ("mxfp8", "float8_e4m3fn"), ("nvfp4", "float4_e2m1fn_x2")]
+)
+def test_each_recipe_is_priced_in_its_format(products: str, form: str) -> None:
+    forward = [one for one in products_of(by_transformer_engine(products)) if one.phase == "forward"]
+    assert {calls.dtype for _, calls in calls_of(forward)} == {form, "bfloat16"}  # the logits stay in half precision
+
+
+@pytest.mark.parametrize("products", ["plain", "fp8-delayed", "nvfp4"])
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_packed_layers_are_divided_like_others(products: str, gpus: int) -> None:
+    """Each rank has its groups of heads with their keys and values, and as many gates as there are rows up."""
+    wide = replace(SIZES, hidden=512, heads=8, kv_heads=4)
+    trace = by_transformer_engine(products, wide)
+    plan = planned(trace, "tp", gpus, tp_style="megatron")
+    inside = [one for one in products_of(trace) if "lm_head" not in one.layer]
+    own = [one for one in operators_of(draw(plan.tasks(0))) if one.name in ("aten::mm", "aten::_scaled_mm")]
+    shared = sum(flops(one) for one in own if "lm_head" not in one.layer)
+    assert shared == sum(map(flops, inside)) / gpus
+    activation = 2 * 512 * 512 * 2
+    assert Counter(collectives_of(draw(plan.tasks(0))))["all_reduce", activation] == 4 * LAYERS + 2
+
+
+MIXTURE = replace(SIZES, feed_forward=256, experts=8, experts_per_token=2)
+
+
+def test_experts_multiply_in_the_format_where_the_optimizer_writes_their_weights_in_it() -> None:
+    narrow, plain = by_transformer_engine("mxfp8", MIXTURE), by_transformer_engine("plain", MIXTURE)
+    counts = Counter((one.name, one.phase) for one in narrow.operators if "grouped_mm" in one.name)
+    assert counts == {
+        ("aten::_scaled_grouped_mm", "forward"): 2 * LAYERS,
+        ("aten::_scaled_grouped_mm", "backward"): 4 * LAYERS,
+    }
+    assert sum(map(flops, narrow.operators)) == pytest.approx(sum(map(flops, plain.operators)), rel=0.01)
+    without = by_transformer_engine("mxfp8", MIXTURE, optimizer="fused-adamw")
+    assert "aten::_scaled_grouped_mm" not in {one.name for one in without.operators}
+
+
+def test_experts_in_fewer_bits_are_divided_like_others() -> None:
+    trace = by_transformer_engine("mxfp8", MIXTURE)
+    result = triosim.simulate(trace, "fsdp=4,ep=4", options={"load": "balanced"})
+    table = result.collectives
+    assert table[table["kind"] == "all_to_all"]["count"].sum() == 4 * LAYERS
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ BRIDGE = (
 def test_values_in_parentheses_are_of_another_precision(tmp_path: Path) -> None:
     line = "25.09,Pre,LLAMA3_70B,DGX-GB200,64,FP8-CS (FP8-MX),128,2,8192,64 (0),1 (2),1 (4),1,1 (5),1.0,1 (16),1,1,4.1"
     assert str(row(tmp_path, BRIDGE, line).case) == (
-        "triosim simulate llama3-70b --micro-batch-size 2 --parallel fsdp=64 --stack te-fp8 --gpu GB200 "
+        "triosim simulate llama3-70b --micro-batch-size 2 --parallel fsdp=64 --stack te-fp8 --products fp8-current --gpu GB200 "
         "--topology 'gb200-nvl72(gpus=64, gpus_per_node=64)' --seq 8192"
     )
 

@@ -44,6 +44,8 @@ BINARY = frozenset(("add", "sub", "mul", "div", "pow"))
 FULL = "full"
 _SOFTMAX = frozenset(("softmax", "log_softmax", "safe_softmax"))
 _LAYER_NORM = frozenset(("layer_norm", "native_layer_norm"))
+#: The rows of a tile of a grouped product, which belong to one group.
+_TILE = 128
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,12 @@ def _sizes(operator: Operator) -> _Call | None:
     if not inputs or any(not tensor.numel for tensor in inputs):
         return None
     dtype = inputs[0].dtype
-    if name in products.DENSE:
-        product = _product(name, operator)
-        form = number_formats.of_scaled(inputs) if name == "scaled_mm" else dtype
+    grouped = products.form_of(name) == "grouped"
+    if name in products.DENSE or grouped:
+        product = _grouped_product(name, operator) if grouped else _product(name, operator)
+        form = number_formats.of_scaled(inputs) if name.startswith("scaled_") else dtype
+        if form == "float32" and operator.attributes.get("allow_tf32") is True:
+            form = "tf32"
         return None if product is None else ("product", form, product, "")
     if is_attention(name) and "backward" not in name.lower():
         attention = _attention(operator)
@@ -160,6 +165,21 @@ def _product(name: str, operator: Operator) -> tuple[int, int, int, int] | None:
     if len(second) == 2:
         return 1, math.prod(first[:-1]), second[-1], inner
     return math.prod(first[:-2]), first[-2], second[-1], inner
+
+
+def _grouped_product(name: str, operator: Operator) -> tuple[int, int, int, int] | None:
+    """Return one product that has the work of those of all groups: of the rows of each, in whole tiles, or of all gradients."""
+    pair = products.factors(name, operator.inputs)
+    if pair is None:
+        return None
+    first, second = pair[0].shape, pair[1].shape
+    if len(first) == 2 and len(second) == 3 and first[1] == second[1]:
+        groups, inner, wide = second
+        return 1, groups * math.ceil(first[0] / groups / _TILE) * _TILE, wide, inner
+    if len(first) == len(second) == 2 and operator.outputs and len(operator.outputs[0].shape) == 3:
+        groups = operator.outputs[0].shape[0]
+        return 1, groups * first[0], second[1], math.ceil(first[1] / groups)
+    return None
 
 
 def _single_convolution(operator: Operator) -> _Call | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from triosim.config import parts as of_parts
 from triosim.config.option import (
@@ -22,7 +22,7 @@ from triosim.config.option import (
     Kind,
     Option,
 )
-from triosim.config.stacks import STACKS
+from triosim.config.stacks import STACKS, ProductKind
 from triosim.errors import OptionError, PluginError, nearest
 
 #: The commands that have an option, where they are fewer than all: ``memory`` has no clock, and ``compare`` chooses by itself
@@ -142,9 +142,9 @@ class RunConfig:
     kernels: str | None = _model("choice", choices=("eager", "fused", "compiled"), help=
         "eager: one kernel an operator. fused: one for what libraries fuse (norms, rotary embeddings, gates, the loss). "
         "compiled: as a compiler fuses. By default the stack's.")
-    products: str | None = _model("choice", choices=("plain", "fp8", "fp8-delayed"), help=
-        "Matrix products of linear layers in --dtype, or in fp8 with a scale for each tensor, which fp8-delayed has from "
-        "earlier steps. By default the stack's.")
+    products: str | None = _model("choice", metavar="NAME", choices=get_args(ProductKind), help=
+        "Matrix products. plain: in --dtype. tf32: those of fp32 in TF32. Linear layers in fewer bits: fp8 by torchao; by "
+        "Transformer Engine fp8-current, fp8-delayed, fp8-block, mxfp8, nvfp4. By default the stack's.")
     dropout: float | None = _model("probability", metavar="P", help="The probability of dropout. By default the model's own.")
     timeline: bool = _option("flag", False, panel=OUTPUT, commands=(), help="Keep every task, for the timeline.")
     links: bool = _option("flag", False, panel=OUTPUT, commands=("simulate",), help=

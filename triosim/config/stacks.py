@@ -16,7 +16,7 @@ from triosim.trace import Trace
 
 AttentionKind = Literal["flash", "cudnn", "triton", "math"]
 KernelKind = Literal["eager", "fused", "compiled"]
-ProductKind = Literal["plain", "fp8", "fp8-delayed"]
+ProductKind = Literal["plain", "tf32", "fp8", "fp8-current", "fp8-delayed", "fp8-block", "mxfp8", "nvfp4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,9 @@ class Stack:
     attention: "flash" is FlashAttention-2, "cudnn" cuDNN's kernel, "triton" the first FlashAttention as written in Triton;
         "math" is two matrix products, with the scores in memory.
     optimizer: a key of ``triosim.models.operators.optimizers.OPTIMIZERS``.
-    products: "fp8" multiplies the linear layers in fp8, except the one that makes a Llama's logits, scaled by each tensor's
-        largest number; "fp8-delayed" scales by those of earlier steps.
+    products: "plain" multiplies in the step's dtype, "tf32" in TF32 what is in fp32. All others multiply linear layers in fewer
+        bits, except the one that makes a Llama's logits: "fp8" by torchao, the rest by Transformer Engine, whose recipes
+        ``triosim.models.operators.float8`` tells apart.
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
     call_seconds: the same of a communication.
     source: what the host's costs rest on.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 #: The dtype that a GPU without arithmetic of a dtype computes in. Half precision without tensor cores is emulated in float32.
 _INSTEAD: Mapping[str, str] = {
+    "float4_e2m1fn": "float4_e2m1fn_x2",
     "float4_e2m1fn_x2": "float8_e4m3fn",
     "float8_e4m3fn_block": "float8_e4m3fn",
     "float8_e5m2": "float8_e4m3fn",

@@ -13,7 +13,7 @@ from triosim.gpus.gpu import Gpu
 from triosim.trace import DTYPE_BYTES, dtype_name
 from triosim.units import parse_bandwidth, parse_bytes
 
-DTYPES = (*(dtype for dtype in DTYPE_BYTES if "float" in dtype), "tf32")
+DTYPES = (*(dtype for dtype in DTYPE_BYTES if "float" in dtype and dtype != "float4_e2m1fn"), "tf32")
 _PREFIXES = {"": 1.0, "p": 1e-12, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _NUMBER = r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([pkKMGTP]?)"
 

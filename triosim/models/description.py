@@ -20,6 +20,7 @@ from triosim.models.architectures.model import Model
 from triosim.models.catalogue import MODELS, find, nearest_model, usual_stack, with_layers
 from triosim.models.huggingface_config import read
 from triosim.models.operators.elementwise import add, sum_to
+from triosim.models.operators.float8 import recipe_of
 from triosim.models.operators.optimizers import OPTIMIZERS
 from triosim.models.operators.tape import Tape
 from triosim.models.step_choices import ChoiceReader, StepChoices
@@ -79,13 +80,14 @@ def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
     """Return the operators of a model's step, without times."""
     stack = choices.on(usual_stack(model) if choices.stack is None else STACKS[choices.stack])
     autocast = choices.dtype if choices.precision == "mixed" else None
-    tape = Tape(choices.parameter_dtype, autocast, products=stack.products)
+    kept = stack.optimizer == "master-adamw"  # whose fp32 copies need no others
+    tape = Tape(choices.parameter_dtype, autocast, products=stack.products, keeps_narrow=kept)
     reader = ChoiceReader(choices, stack)
     loss = model.loss(tape, choices.batch, _length(model, choices.sequence), reader)
     reader.check_read(model.name)
-    if stack.products != "plain" and not tape.narrow:
+    if recipe_of(stack.products) and not tape.narrow:
         raise OptionError(
-            f"{model.name} has no linear layer that fp8 can compute",
+            f"{model.name} has no linear layer that {stack.products} can compute",
             where="products" if choices.products else "stack",
             fix="leave it out",
         )

@@ -54,12 +54,14 @@ class StepChoices:
         return "float32" if self.precision == "mixed" else self.dtype
 
     def on(self, stack: Stack) -> Stack:
-        """Return a stack with what is chosen instead of its own. Raises ``OptionError`` for fp8 products in fp32."""
+        """Return a stack with what is chosen instead of its own. Raises ``OptionError`` for products of another dtype."""
         chosen = {name: getattr(self, name) for name in ("optimizer", "attention", "kernels", "products")}
         found = replace(stack, **{name: value for name, value in chosen.items() if value is not None})
-        if found.products != "plain" and self.dtype == "float32":
-            where = "products" if self.products else "stack"
-            raise OptionError("fp8 products need half precision", where=where, fix="give bfloat16")
+        single, where = self.dtype == "float32", "products" if self.products else "stack"
+        if single and found.products not in ("plain", "tf32"):
+            raise OptionError(f"{found.products} products need half precision", where=where, fix="give bfloat16")
+        if found.products == "tf32" and not single:
+            raise OptionError("tf32 products compute what is in float32", where=where, fix="give float32")
         return found
 
 

@@ -47,6 +47,8 @@ _OVERWRITTEN = frozenset(("zero", "fill", "bernoulli", "normal", "uniform", "ran
 _LOOK_UPS = frozenset(("embedding", "index_select", "gather", "index", "take_along_dim"))
 #: Autograd nodes that return the gradient that they are given, without a kernel.
 _PASSED_ON = frozenset(("AddBackward", "CloneBackward"))
+#: These write their results by rows and by columns.
+_BOTH_LAYOUTS = frozenset(("cast_transpose",))
 #: These return a view where they can, and a copy where they cannot.
 _MAYBE_VIEWS = frozenset(("reshape", "flatten", "contiguous", "to", "type_as", "float", "half", "bfloat16", "to_copy"))
 
@@ -172,7 +174,8 @@ def output_bytes(operator: Operator, forward: Operator | None = None) -> float:
     written = outputs or inputs
     if kind_of(base_name(operator.name)) == "optimizer":  # which leaves the gradients as they are
         written = [tensor for tensor in written if tensor.category != "gradient"]
-    return float((2 if _fills_a_copy(operator) else 1) * sum(tensor.nbytes for tensor in written))
+    twice = _fills_a_copy(operator) or base_name(operator.name) in _BOTH_LAYOUTS
+    return float((2 if twice else 1) * sum(tensor.nbytes for tensor in written))
 
 
 def _fills_a_copy(operator: Operator) -> bool:

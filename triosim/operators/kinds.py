@@ -83,7 +83,8 @@ _NAMES: Mapping[Kind, str] = {
     " cauchy real imag conj_physical complex view_as_complex_copy special_expit norm_except_dim channel_shuffle"
     " native_channel_shuffle fake_quantize quantize_per_tensor dequantize amp_foreach_non_finite_check_and_unscale"
     " amp_update_scale isneginf isposinf float_power swiglu geglu softcap is_nonzero item local_scalar_dense equal"
-    " bias_gelu bias_dropout_add rotary_embedding chain",
+    " bias_gelu bias_dropout_add rotary_embedding chain cast_transpose permute_tokens"
+    " unpermute_tokens",
     "reduction": "sum mean amax amin max min argmax argmin prod var std var_mean std_mean norm linalg_vector_norm logsumexp"
     " all any count_nonzero nansum nanmean median mode aminmax cumsum cumprod cummax cummin logcumsumexp bincount histc"
     " linalg_norm frobenius_norm dist cosine_similarity trace",

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from triosim.trace import DTYPE_BYTES, Tensor, dtype_name
 
 FP8, FP8_BLOCK, FP4 = "float8_e4m3fn", "float8_e4m3fn_block", "float4_e2m1fn_x2"
+#: The dtype of factors in nvfp4 whose dimensions count numbers.
+FP4_NUMBERS = "float4_e2m1fn"
 #: The formats of scaled products.
 SCALED = (FP8, FP8_BLOCK, FP4)
 #: All formats that a table of products may be in.
-FORMATS = (*DTYPE_BYTES, FP8_BLOCK)
+FORMATS = (*(dtype for dtype in DTYPE_BYTES if dtype != FP4_NUMBERS), FP8_BLOCK)
 #: How many numbers of a factor share a scale.
 SHARING = {FP8_BLOCK: 128, FP4: 16}
 _SCALE_BYTES = {FP8_BLOCK: 4, FP4: 1}
@@ -41,7 +43,7 @@ def bytes_of_factor(form: str) -> float:
     return own + _SCALE_BYTES[form] / SHARING[form] if form in SHARING else own
 
 
-def bytes_of_result(form: str) -> int:
+def bytes_of_result(form: str) -> float:
     """Return the bytes of a number of a product's result."""
     return max(DTYPE_BYTES[dtype_of(form)], 2)
 
@@ -52,4 +54,6 @@ def of_scaled(inputs: Sequence[Tensor]) -> str:
     """
     dtype, scales = inputs[0].dtype, [tensor for tensor in inputs[2:4] if len(tensor.shape) > 1]
     in_blocks = len(scales) == 2 and scales[1].shape != (1, inputs[1].shape[-1])
-    return FP8_BLOCK if in_blocks and dtype != FP4 else dtype
+    if dtype in (FP4, FP4_NUMBERS):
+        return FP4
+    return FP8_BLOCK if in_blocks else dtype

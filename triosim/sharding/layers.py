@@ -42,12 +42,12 @@ class WeightLayer:
         return self.weight.shape[self.output_dim]
 
     @property
-    def input_features(self) -> int:
+    def input_features(self) -> float:
         """The number of the weight's input features, or of the rows of an embedding's table."""
         return self.weight.shape[self.input_dim]
 
     @property
-    def input_gradient_bytes(self) -> int:
+    def input_gradient_bytes(self) -> float:
         """The bytes of the input's gradient, whose dtype is that of the output (an input may be quantized to eight bits)."""
         assert self.input is not None
         return self.input.numel * DTYPE_BYTES[self.output.dtype]

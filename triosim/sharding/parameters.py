@@ -53,7 +53,9 @@ def casts_of_parameters(operators: Iterable[Operator]) -> dict[int, int]:
 
 def is_cast_of_parameter(operator: Operator) -> bool:
     """Whether an operator copies a parameter to another dtype."""
-    if base_name(operator.name) not in ("to", "to_copy") or len(operator.inputs) != 1 or len(operator.outputs) != 1:
+    if base_name(operator.name) not in ("to", "to_copy", "cast_transpose") or not (
+        operator.inputs and operator.outputs
+    ):
         return False
     parameter, cast = operator.inputs[0], operator.outputs[0]
     return parameter.category == "parameter" and cast.storage != parameter.storage and cast.shape == parameter.shape

@@ -25,11 +25,12 @@ MarkKind = Literal["record", "wait", "wait_work", "synchronize"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
-#: Bytes of one element, by dtype as PyTorch names it (without ``torch.``).
-DTYPE_BYTES: Mapping[str, int] = {
+#: Bytes of one element, by dtype as PyTorch names it (without ``torch.``). It packs two numbers of fp4 into an element
+#: (``_x2``); where a dimension counts the numbers themselves, their dtype is ``float4_e2m1fn``.
+DTYPE_BYTES: Mapping[str, float] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "float4_e2m1fn_x2": 1, "complex64": 8, "complex128": 16, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
-    "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
+    "float4_e2m1fn_x2": 1, "float4_e2m1fn": 0.5, "complex64": 8, "complex128": 16, "int64": 8, "int32": 4, "int16": 2,
+    "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
 }  # fmt: skip
 #: What people write for a dtype, besides PyTorch's name of it.
 _SHORT = {
@@ -70,7 +71,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return math.ceil(math.prod(self.shape) * DTYPE_BYTES[self.dtype])
 
 
 @dataclass(frozen=True, slots=True)

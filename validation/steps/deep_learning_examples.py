@@ -56,6 +56,7 @@ class DeepLearningExamples(CommandFormat):
             parallel=axes(ddp=count),
             dtype="fp32" if precision in ("FP32", "TF32") else "fp16",
             precision="mixed" if precision == "mixed/FP16" else None,
+            products="tf32" if precision == "TF32" else None,
             micro_batch_size=samples,
             **options,
         )
@@ -78,10 +79,6 @@ def _images(record: Record, path: str) -> tuple[str, int, dict[str, Any]]:
 
 def _bert(record: Record) -> tuple[str, int, dict[str, Any]]:
     """Return the model, the samples of a micro-batch, and options; the first number of a pair is that of fp32 or TF32."""
-    if record.text("precision") == "TF32":
-        raise OptionError(
-            "matrix products in TF32 are not described", where=record.where, fix="give fp32 or mixed/FP16"
-        )
     place = int(record.text("precision") == "mixed/FP16")
     row = record.text("row")
     batch, steps = (_pair(name, row, place) for name in ("Batch size / GPU", "Accumulation steps"))

@@ -51,6 +51,8 @@ _OUT_OF_SCOPE = {
 }
 #: The software stack by the precision that a table names.
 _STACKS = {"bf16": "megatron", **dict.fromkeys(("fp8", "mxfp8", "fp8cs", "fp8ds", "fp8mx", "nvfp4"), "te-fp8")}
+#: The recipe of Transformer Engine, where a precision names one that is not the stack's.
+_RECIPES = {"fp8cs": "fp8-current", "fp8mx": "mxfp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,11 @@ def stack_of(record: Record, said: str) -> str:
     name = re.sub("[^a-z0-9]", "", said.lower())
     record.check(name in _STACKS, f"the precision is '{said}'", f"known: {', '.join(_STACKS)}")
     return _STACKS[name]
+
+
+def recipe_of(said: str) -> str | None:
+    """Return ``--products`` of a precision; None for the stack's."""
+    return _RECIPES.get(re.sub("[^a-z0-9]", "", said.lower()))
 
 
 def without_parentheses(record: Record) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_factors_in_eight_bits_take_less_time_and_gradients_in_e5m2_about_as_muc
     operators = [linear(8192, 8192, 8192), *(scaled(8192, 8192, 8192, f"float8_{one}") for one in ("e4m3fn", "e5m2"))]
     for gpu in ("H100", "B200", "L40S", "B300"):
         plain, narrow, gradient = Forest().estimate(operators, gpu).seconds
-        assert 0.5 * plain < narrow < 0.9 * plain
+        assert 0.49 * plain < narrow < 0.9 * plain  # where power limits both, half as wide factors take half the time
         assert gradient == narrow
 
 
@@ -146,3 +147,31 @@ def test_models_of_ones_own_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = model_files.find("product", "bfloat16", "H100-SXM")
     assert found is not None
     assert found is not model_files._shipped("product", "bfloat16")
+
+
+def test_tf32_takes_as_long_as_half_precision_with_factors_twice_as_wide() -> None:
+    """An A100 does 156 TFLOP/s in TF32 and 312 in bfloat16; a V100 has no TF32, and computes in float32."""
+    single = linear(4096, 4096, 2048, "float32")
+    narrow = replace(single, attributes={"allow_tf32": True})
+    half = linear(4096, 4096, 4096, "bfloat16")
+    for gpu, other in (("A100-SXM-80GB", half), ("V100-SXM2-32GB", single)):
+        found, wanted = Forest().estimate([narrow, other], gpu).seconds
+        assert found == wanted
+
+
+def test_a_product_of_groups_takes_as_long_as_one_of_all_rows_in_whole_tiles() -> None:
+    """200 rows in each of four groups are two tiles of 128 rows each: 1,024 rows."""
+    rows, weights = Tensor(0, (800, 2048), "bfloat16"), Tensor(1, (4, 2048, 4096), "bfloat16")
+    grouped = Operator(
+        0, "aten::_grouped_mm", "forward", "", (rows, weights), (Tensor(2, (800, 4096), "bfloat16"),), 0.0
+    )
+    found = Forest().estimate([grouped, linear(1024, 4096, 2048)], "H100")
+    assert found.seconds[0] == found.seconds[1]
+    assert found.relative_error[0] > found.relative_error[1]
+
+
+def test_in_a_step_a_scaled_product_does_not_quantise_its_activations() -> None:
+    """vLLM's layer takes 6 ns a row, and 5 bytes a number at 3.35 TB/s: 198 us for 16,384 rows of 4,096."""
+    operator = [scaled(16384, 16384, 4096, "float8_e4m3fn")]
+    step, loop = (Forest(sustained=one).estimate(operator, "H100").seconds[0] for one in (True, False))
+    assert loop - step == pytest.approx(16384 * (6e-9 + 5 * 4096 / 3.35e12), rel=1e-3)

@@ -89,7 +89,7 @@ _CLASSES: Mapping[str, Sequence[str]] = {
     "batch norm": ("batch_norm",),
     "pooling": ("pool", "upsample"),
     "reduction": ("norm", "softmax", "sum", "mean", "loss", "var", "argmax", "cumsum", "topk", "sort", "embedding"),
-    "cast": ("to_copy",),
+    "cast": ("to_copy", "cast_transpose"),
     "copy": ("clone", "contiguous", "cat", "pad", "roll", "index", "slice_", "select_", "stack", "repeat"),
 }
 _HALF = ("float16", "bfloat16")
@@ -203,7 +203,8 @@ def arithmetic_dtype(operator: Operator, gpu: gpus.Gpu, kind: str) -> str:
     if kind == "depthwise convolution":
         return "float32"  # not on tensor cores
     dtype = next((t.dtype for t in (*operator.inputs, *operator.outputs) if "float" in t.dtype), "float32")
-    return "tf32" if dtype == "float32" and kind in _CONVOLUTIONS and "tf32" in gpu.flops else dtype
+    allowed = operator.attributes.get("allow_tf32", kind in _CONVOLUTIONS)
+    return "tf32" if dtype == "float32" and allowed and "tf32" in gpu.flops else dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from triosim.models.operators.layers import embedding, next_token_loss, rms_norm
 from triosim.models.operators.moe import mixture, softmax_router
 from triosim.models.operators.products import linear
 from triosim.models.operators.tape import Tape, Value, module
-from triosim.models.operators.views import cat, reshape, slice_of, transpose, unsqueeze, view
+from triosim.models.operators.views import cat, reshape, slice_of, split, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
 #: Cosines and sines of rotary position embedding, (1, sequence, width).
@@ -97,8 +97,7 @@ class Llama:
         if self.style == "torchtitan" and not choices.fused():
             rotate = complex_rotary_embedding
         kv_heads = self.kv_heads or self.heads
-        query = self._projected(x, "q", self.heads, choices)
-        key, value = (self._projected(x, name, kv_heads, choices) for name in ("k", "v"))
+        query, key, value = self._packed(x, choices) if choices.fused() else self._projected(x, choices)
         turned = unsqueeze(angles[0], 1), unsqueeze(angles[1], 1)
         query, key = rotate(query, turned), rotate(key, turned)
         if self.style != "transformers":
@@ -106,13 +105,28 @@ class Llama:
         found = self._attended(query, key, value, choices)
         return module("o_proj", linear, found, self.hidden, bias=False)
 
-    def _projected(self, x: Value, name: str, heads: int, choices: ChoiceReader) -> Value:
-        """Return queries, keys or values, (batch, heads, sequence, width)."""
-        found = module(f"{name}_proj", linear, x, heads * self.width, bias=self.qkv_bias)
-        found = view(found, (*x.shape[:2], heads, self.width))
+    def _projected(self, x: Value, choices: ChoiceReader) -> list[Value]:
+        """Return queries, keys and values, (batch, heads, sequence, width), each by a product of its own."""
+        shared, found = self.kv_heads or self.heads, []
+        for name, heads in (("q", self.heads), ("k", shared), ("v", shared)):
+            made = module(f"{name}_proj", linear, x, heads * self.width, bias=self.qkv_bias)
+            found.append(self._by_heads(view(made, (*x.shape[:2], heads, self.width)), name, choices))
+        return found
+
+    def _packed(self, x: Value, choices: ChoiceReader) -> list[Value]:
+        """Return the same by one product, as Megatron-Core has it: each group of heads has its keys and values beside it."""
+        shared, width = self.kv_heads or self.heads, self.width
+        own = self.heads // shared * width
+        mixed = module("qkv_proj", linear, x, shared * (own + 2 * width), bias=self.qkv_bias)
+        mixed = view(mixed, (*x.shape[:2], shared, own + 2 * width))
+        query, key, value = split(mixed, [own, width, width], -1)
+        query = reshape(query, (*x.shape[:2], self.heads, width))
+        return [self._by_heads(one, name, choices) for one, name in zip((query, key, value), "qkv", strict=True)]
+
+    def _by_heads(self, x: Value, name: str, choices: ChoiceReader) -> Value:
         if self.qk_norm and name != "v":
-            found = module(f"{name}_norm", self._norm(choices), found)
-        return transpose(found, 1, 2)
+            x = module(f"{name}_norm", self._norm(choices), x)
+        return transpose(x, 1, 2)
 
     def _attended(self, query: Value, key: Value, value: Value, choices: ChoiceReader) -> Value:
         return multi_head_attention(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
@@ -121,7 +135,7 @@ class Llama:
         if not self.experts:
             return gated_mlp(x, self.feed_forward, fused=choices.fused())
         routed = softmax_router(reshape(x, (-1, self.hidden)), self.experts, self.experts_per_token)
-        return mixture(x, routed, self.experts, self.feed_forward)
+        return mixture(x, routed, self.experts, self.feed_forward, fused=choices.fused())
 
     def _logits(self, x: Value, choices: ChoiceReader) -> Value:
         with x.tape.at("lm_head"):
@@ -158,11 +172,11 @@ def complex_rotary_embedding(x: Value, angles: Angles) -> Value:
 def gated_mlp(
     x: Value, feed_forward: int, activation: Callable[[Value], Value] = silu, *, fused: bool = False
 ) -> Value:
-    """The gated feed-forward network (Shazeer 2020): ``down(activation(gate(x)) * up(x))``."""
+    """The gated feed-forward network (Shazeer 2020), ``down(activation(gate(x)) * up(x))``; ``fused``: one product for both."""
     hidden = x.shape[-1]
-    gate = module("gate_proj", linear, x, feed_forward, bias=False)
-    if not fused:
-        gate = module("act_fn", activation, gate)
-    found = module("up_proj", linear, x, feed_forward, bias=False)
-    found = gated_unit(gate, found, activation.__name__) if fused else mul(gate, found)
-    return module("down_proj", linear, found, hidden, bias=False)
+    if fused:
+        both = module("gate_up_proj", linear, x, 2 * feed_forward, bias=False)
+        return module("down_proj", linear, gated_unit(both, activation.__name__), hidden, bias=False)
+    gate = module("act_fn", activation, module("gate_proj", linear, x, feed_forward, bias=False))
+    up = module("up_proj", linear, x, feed_forward, bias=False)
+    return module("down_proj", linear, mul(gate, up), hidden, bias=False)

@@ -24,10 +24,10 @@ def rms_norm(x: Value) -> Value:
     return tape.kernel("_fused_rms_norm", given, (out, root), of=given, saved=saved, normalized_shape=[width])
 
 
-def gated_unit(gate: Value, up: Value, activation: str) -> Value:
-    """``activation(gate) * up``: of ``silu`` a SwiGLU, of ``gelu`` a GeGLU (Shazeer 2020)."""
-    out = gate.tape.new(gate.shape, gate.dtype, dense_like(gate.shape, gate.strides))
-    return gate.tape.kernel(f"fused::{_UNITS[activation]}", (gate, up), (out,), of=(gate, up), saved=(gate, up))
+def gated_unit(both: Value, activation: str) -> Value:
+    """``activation(gate) * up`` of one tensor that holds both: of ``silu`` a SwiGLU, of ``gelu`` a GeGLU (Shazeer 2020)."""
+    out = both.tape.new((*both.shape[:-1], both.shape[-1] // 2), both.dtype)
+    return both.tape.kernel(f"fused::{_UNITS[activation]}", (both,), (out,), of=(both,), saved=(both,))
 
 
 #: ``cap * tanh(x / cap)``.

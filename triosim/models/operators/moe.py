@@ -1,12 +1,15 @@
 """Mixtures of experts: routers, and experts whose weights are one parameter for grouped matrix products (transformers).
 
 Every token goes to ``chosen`` of the experts (Shazeer et al. 2017; Jiang et al. 2024); tokens are sorted by expert, multiplied
-group by group (``_grouped_mm``), and put back. How many tokens each expert has does not change the shapes.
+group by group (``_grouped_mm``), and put back. How many tokens each expert has does not change the shapes. Where libraries fuse
+kernels, one sorts the rows and one puts them back with their weights, as Transformer Engine's do (``moe_permute``).
 """
 
 from __future__ import annotations
 
+from triosim.models.operators import float8
 from triosim.models.operators.elementwise import add_number, div, elementwise, mul, mul_number, sigmoid, silu, to, total
+from triosim.models.operators.fused import gated_unit
 from triosim.models.operators.layers import softmax
 from triosim.models.operators.products import linear, lower_precision, mm
 from triosim.models.operators.tape import Value, module
@@ -45,12 +48,14 @@ def sigmoid_router(x: Value, experts: int, chosen: int, groups: int, kept: int) 
         return mul_number(weights), indices
 
 
-def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int) -> Value:
+def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int, *, fused: bool = False) -> Value:
     """Return the experts' outputs for (tokens, hidden), summed with the router's weights."""
     tape, (tokens, hidden) = x.tape, x.shape
     weights, indices = routed
     chosen = weights.shape[1]
     with tape.at("experts"):
+        if fused:
+            return _by_fused_kernels(x, weights, indices, (count, feed_forward))
         weights, indices = view(weights, (-1,)), view(indices, (-1,))
         ordered, order = tape.new(indices.shape, "int64"), tape.new(indices.shape, "int64")
         tape.record("sort", (indices,), (ordered, order), dim=-1)
@@ -61,10 +66,10 @@ def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int
         counts = tape.result("histc", (ordered,), (count,), "int32")
         ends = elementwise("cumsum", counts, dim=0)
         both = tape.parameter("gate_up_proj", (count, 2 * feed_forward, hidden))
-        gate, up = split(grouped(taken, transpose(lower_precision(both), 1, 2), ends), [feed_forward] * 2, -1)
+        gate, up = split(_by_group(taken, both, ends), [feed_forward] * 2, -1)
         gate = module("act_fn", silu, gate)
         down = tape.parameter("down_proj", (count, hidden, feed_forward))
-        found = grouped(mul(gate, up), transpose(lower_precision(down), 1, 2), ends)
+        found = _by_group(mul(gate, up), down, ends)
         found = mul(found, unsqueeze(weights, -1))
         back, numbers = (tape.new(order.shape, "int64") for _ in range(2))
         tape.record("arange", (), (numbers,))
@@ -73,9 +78,30 @@ def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int
         return to(total(found, [1]), x.dtype)
 
 
-def mixture(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int) -> Value:
+def _by_fused_kernels(x: Value, weights: Value, indices: Value, sizes: tuple[int, int]) -> Value:
+    """The same: a kernel each sorts the rows, multiplies gates, and adds up the outputs of a token with their weights."""
+    tape, (count, feed_forward), hidden = x.tape, sizes, x.shape[1]
+    places = tape.result("argsort", (view(indices, (-1,)),), (indices.shape[0] * indices.shape[1],), "int32")
+    ends = tape.result("histc", (places,), (count,), "int32")
+    taken = tape.new((places.shape[0], hidden), x.dtype)
+    tape.kernel("fused::permute_tokens", (x, places), (taken,), of=(x,), saved=(places,))
+    both = tape.parameter("gate_up_proj", (count, 2 * feed_forward, hidden))
+    down = tape.parameter("down_proj", (count, hidden, feed_forward))
+    found = _by_group(gated_unit(_by_group(taken, both, ends), "silu"), down, ends)
+    given, out = (found, weights, places), tape.new(x.shape, x.dtype)
+    return tape.kernel("fused::unpermute_tokens", given, (out,), of=(found, weights), saved=given)
+
+
+def mixture(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int, *, fused: bool = False) -> Value:
     """The experts, over (batch, length, hidden)."""
-    return view(experts(reshape(x, (-1, x.shape[-1])), routed, count, feed_forward), x.shape)
+    return view(experts(reshape(x, (-1, x.shape[-1])), routed, count, feed_forward, fused=fused), x.shape)
+
+
+def _by_group(x: Value, weight: Value, ends: Value) -> Value:
+    """(rows, k) by the transposed parameter (groups, n, k)."""
+    if float8.fits_experts(x, weight):
+        return float8.grouped(x, weight, ends)
+    return grouped(x, transpose(lower_precision(weight), 1, 2), ends)
 
 
 def grouped(x: Value, weight: Value, ends: Value) -> Value:

@@ -27,8 +27,9 @@ def lower_precision(x: Value) -> Value:
 
 
 def _product(name: str, a: Value, b: Value, *added: Value) -> Value:
-    """Record a product; what is ``added`` stands before the factors."""
-    return a.tape.result(name, (*added, a, b), (*a.shape[:-1], b.shape[-1]), a.dtype)
+    """Record a product; what is ``added`` stands before the factors. In fp32 it may compute in TF32, where the step says so."""
+    tf32 = {"allow_tf32": True} if a.tape.products == "tf32" and a.dtype == "float32" else {}
+    return a.tape.result(name, (*added, a, b), (*a.shape[:-1], b.shape[-1]), a.dtype, **tf32)
 
 
 def _by_second(g: Value, a: Value, b: Value) -> Value:
@@ -83,7 +84,7 @@ def linear(
     added = lower_precision(tape.parameter(names[1], (outputs,))) if bias else None
     x, weight = lower_precision(x), lower_precision(weight)
     is_matrix = len(x.shape) == 2
-    if tape.products != "plain" and not whole and float8.fits(x, weight):
+    if not whole and float8.fits(x, weight):
         found = view(float8.product(contiguous_of(x), weight), shape)
     elif added is not None and (is_matrix or is_contiguous(x.shape, x.strides)):
         found = addmm(added, reshape(x, (-1, inputs)), t(weight))

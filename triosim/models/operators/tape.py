@@ -47,11 +47,13 @@ class Value:
         """Whether its elements are real numbers."""
         return self.dtype.startswith(("float", "bfloat"))
 
-    def alias(self, shape: Shape | None = None, strides: Strides | None = None, offset: int = 0) -> Value:
+    def alias(
+        self, shape: Shape | None = None, strides: Strides | None = None, offset: int = 0, dtype: str | None = None
+    ) -> Value:
         """Return a value in the same memory, without a gradient. ``offset`` is in elements, from where this one starts."""
         if shape is None:
             shape, strides = self.shape, self.strides
-        return Value(self.tape, shape, self.dtype, self.storage, strides, self.offset + offset)
+        return Value(self.tape, shape, dtype or self.dtype, self.storage, strides, self.offset + offset)
 
 
 def module(
@@ -91,7 +93,7 @@ class _Recorded:
 @dataclass(slots=True)
 class Tape:
     """The operators recorded so far. ``dtype`` is that of parameters; ``autocast`` that of products, if it differs;
-    ``products`` says whether linear layers multiply in fp8.
+    ``products`` says in which format linear layers multiply; ``keeps_narrow`` that the optimizer writes their weights in it.
 
     ``categories`` and ``owners`` give, by storage, its category and the parameter whose gradient or state it is.
     """
@@ -99,10 +101,11 @@ class Tape:
     dtype: str = "float32"
     autocast: str | None = None
     products: ProductKind = "plain"
+    keeps_narrow: bool = False
     operators: list[_Recorded] = field(default_factory=list)
     parameters: dict[str, Value] = field(default_factory=dict)
     copies: dict[int, Value] = field(default_factory=dict)
-    narrow: dict[tuple[int, Shape], tuple[Value, Value]] = field(default_factory=dict)  # fp8 copies and their scales
+    narrow: dict[tuple[int, Shape], Any] = field(default_factory=dict)  # copies of ``float8.Narrow``
     categories: dict[int, Category] = field(default_factory=dict)
     owners: dict[int, int] = field(default_factory=dict)
     phase: Phase = "forward"
@@ -110,7 +113,7 @@ class Tape:
     differentiates: int | None = None
     _nodes: list[AutogradNode] = field(default_factory=list)
     _tensors: list[tuple[int, Shape, str]] = field(default_factory=list)
-    _numbers: dict[tuple[int, Shape, Strides, int], int] = field(default_factory=dict)
+    _numbers: dict[tuple[int, str, Shape, Strides, int], int] = field(default_factory=dict)
     _storages: int = 0
 
     # ---- values -------------------------------------------------------------------------------------------------
@@ -209,7 +212,7 @@ class Tape:
 
     def _number(self, value: Value) -> int:
         if value.number < 0:
-            key = (value.storage, value.shape, value.strides, value.offset)
+            key = (value.storage, value.dtype, value.shape, value.strides, value.offset)
             found = self._numbers.get(key)
             if found is None:
                 self._numbers[key] = found = len(self._tensors)

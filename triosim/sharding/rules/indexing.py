@@ -33,6 +33,12 @@ def index(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     return [whole] if shape_of(whole) == output_shape(operator) else None
 
 
+def unpermuted(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
+    """The outputs of experts, added up with the weights (tokens, chosen)."""
+    rows, weights = inputs[:2]
+    return [(weights[0], rows[1])] if len(rows) == len(weights) == 2 else None
+
+
 def index_put(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     """Advanced indexing in place: the values have the dimensions of the indices."""
     if len(inputs) > 2:
@@ -48,7 +54,8 @@ def gather(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
 
 RULES: Rules = {
     embedding: "embedding",
-    index: "index",
+    index: "index permute_tokens",
+    unpermuted: "unpermute_tokens",
     gather: "gather take_along_dim",
     index_put: "index_put index_put_impl",
 }

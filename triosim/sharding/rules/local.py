@@ -24,6 +24,7 @@ _NAMES = (
     "add sub rsub mul div neg pow exp abs clamp threshold maximum minimum relu relu6 leaky_relu prelu elu gelu silu mish tanh"
     " sigmoid softplus hardtanh hardswish hardsigmoid dropout native_dropout fused_dropout feature_dropout sqrt rsqrt square"
     " reciprocal erf log sin cos mean sum amax amin var swiglu geglu softcap rotary_embedding bias_gelu bias_dropout_add chain"
+    " cast_transpose"
     " masked_fill where tril triu addcmul addcdiv lerp clone contiguous to to_copy copy reshape flatten view unsafe_view alias"
     " cat stack repeat_interleave expand repeat select unbind slice narrow split split_with_sizes chunk tensor_split"
     " unsafe_split unsafe_chunk pad constant_pad_nd new_empty upsample_nearest2d upsample_bilinear2d"

@@ -139,7 +139,7 @@ RULES: Rules = {
     view: "view unsafe_view reshape flatten unflatten squeeze unsqueeze reshape_alias view_as ravel alias",
     transpose: "transpose swapaxes swapdims t permute movedim numpy_T mT adjoint",
     expand: "expand expand_as broadcast_to repeat tile repeat_interleave",
-    split: "slice narrow split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk",
+    split: "slice narrow split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk swiglu geglu",
     select: "select unbind",
     cat: "cat concat concatenate",
     stack: "stack",
