@@ -426,7 +426,7 @@ def test_ctrl_c_while_files_are_written_leaves_none_behind(
 def test_a_mistake_of_ours_is_one_line_too_and_its_traceback_is_to_be_had(
     run: Run, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from triosim.cli import show
+    from triosim.cli.showing import trace as show
 
     def broken(*_: object) -> None:
         raise AssertionError("2 is\nnot 3")

@@ -13,9 +13,20 @@ from test_result import published_schema, violations
 
 import triosim
 from triosim.networks.extensions import ErrorEstimator
+from triosim.results.metrics import StepTimes
 from triosim.results.result import Result
-from triosim.results.uncertainty import WIDTH, communication_error, interval, predictions
-from triosim.results.values import CollectiveTimes, ExposedShare, RankTimes
+from triosim.results.uncertainty import (
+    LAUNCH_ERROR,
+    SLOWDOWN_ERROR,
+    STEP_ERROR,
+    WIDTH,
+    Waits,
+    communication_error,
+    doubts,
+    interval,
+    predictions,
+)
+from triosim.results.values import CollectiveTimes, Doubt, ExposedShare, RankTimes
 from triosim.trace import Operator, Trace
 
 
@@ -23,12 +34,27 @@ def operator(number: int, name: str, seconds: float, model: str | None = None, e
     return Operator(number, name, "forward", "a", (), (), seconds, predicted_by=model, relative_error=error)
 
 
-def rank(seconds: float, exposed: float = 0.0, waiting: float = 0.0) -> dict[int, RankTimes]:
-    return {0: RankTimes(0, seconds, exposed, exposed, 0.0, waiting)}
+MEASURED = Trace((operator(1, "mm", 1.0),), 1)
+PREDICTED = Trace((operator(1, "mm", 1.0, "m", 0.1),), 1)
+
+
+def parts(
+    operators: list[Operator],
+    step: float,
+    *,
+    exposed: float = 0.0,
+    network: float = 0.0,
+    trace: Trace = MEASURED,
+    waits: Waits | None = None,
+) -> tuple[Doubt, ...]:
+    """Return the doubts about a step of one rank, which computes except while communication is exposed."""
+    ranks = (RankTimes(0, step - exposed, exposed, exposed, 0.0, 0.0),)
+    times = StepTimes(step, 1, ranks, [([0], [(tuple(operators), 1)])], ())
+    return doubts(times, trace, network, waits or Waits())
 
 
 def half_width(operators: list[Operator], step: float, exposed: float = 0.0) -> float:
-    found = interval(step, [([0], [(operators, 1)])], rank(step - exposed, exposed), 0.0)
+    found = interval(step, parts(operators, step, exposed=exposed))
     assert found is not None
     low, high = found
     assert low * high == pytest.approx(step * step)
@@ -53,7 +79,8 @@ def test_what_is_measured_is_certain() -> None:
     half = [operator(1, "mm", 1.0, "m", 0.2), operator(2, "mm", 1.0)]
     assert half_width(half, 2.0) == pytest.approx(WIDTH * 0.1)
     assert half_width(half, 4.0, exposed=2.0) == pytest.approx(WIDTH * 0.1 / 2)
-    assert interval(2.0, [([0], [([operator(1, "mm", 2.0)], 1)])], rank(2.0), 0.0) is None
+    assert parts([operator(1, "mm", 2.0)], 2.0) == ()
+    assert interval(2.0, ()) is None
 
 
 class Doubtful(ErrorEstimator):
@@ -76,10 +103,27 @@ def test_exposed_communication_is_as_far_off_as_the_transfers_of_its_axis() -> N
 
 def test_the_network_errs_independently_of_operators() -> None:
     """10% of the 2 s that compute, and 0.15 s of those that communicate, of a step of 4 s."""
-    one = [([0], [((operator(1, "mm", 2.0, "m", 0.1),), 1)])]
-    found = interval(4.0, one, rank(2.0, 2.0), 0.0, communication_error=0.15)
+    found = interval(4.0, parts([operator(1, "mm", 2.0, "m", 0.1)], 4.0, exposed=2.0, network=0.15))
     assert found is not None
     assert found[1] / 4.0 - 1.0 == pytest.approx(WIDTH * math.hypot(0.2, 0.15) / 4.0)
+
+
+def test_of_a_step_that_nobody_measured_its_machine_and_launches_are_doubted_too() -> None:
+    """Of 4 s one waits for launches, and 0.5 are due to communication beside; the operators' 10% count in the other 3."""
+    work = [operator(1, "mm", 2.0, "m", 0.1)]
+    waits = Waits(launches_s=1.0, slowed_s=0.5)
+    found = {one.source: one for one in parts(work, 4.0, trace=PREDICTED, waits=waits)}
+    assert {name: one.error_s for name, one in found.items()} == {
+        "operators predicted by m": pytest.approx(0.3),
+        "launches by the host": pytest.approx(LAUNCH_ERROR),
+        "computation beside communication": pytest.approx(SLOWDOWN_ERROR * 0.5),
+        "machine and framework": pytest.approx(STEP_ERROR * 4.0),
+    }
+    errors = [one.error_s for one in found.values()]
+    assert errors == sorted(errors, reverse=True)
+    assert sum(one.share for one in found.values()) == pytest.approx(1.0)
+    measured = parts(work, 4.0, waits=waits)
+    assert {one.source for one in measured} == {"operators predicted by m", "computation beside communication"}
 
 
 def test_measured_operators_with_exposed_collectives_have_an_interval(trace: Trace) -> None:
@@ -132,6 +176,7 @@ def trace() -> Trace:
 def test_a_measured_run_has_no_interval_and_says_so(trace: Trace) -> None:
     result = triosim.simulate(trace, gpus=1)
     assert result.step_time_interval_s is None
+    assert result.data.doubts == ()
     assert result.data.predictions == ()
     assert "all measured" in str(result)
 
@@ -154,7 +199,7 @@ def test_a_predicted_run_shows_its_interval_and_where_it_comes_from(trace: Trace
 def test_a_result_of_before_there_were_intervals_is_still_read(trace: Trace, tmp_path: Path) -> None:
     result = triosim.simulate(trace, gpus=1)
     old = result.to_dict()
-    for key in ("step_time_interval_s", "predictions", "launch_wait_s"):
+    for key in ("step_time_interval_s", "doubts", "predictions", "launch_wait_s"):
         del old[key]
     (tmp_path / "old.json").write_text(json.dumps(old))
     assert Result.load(tmp_path / "old.json").data == result.data

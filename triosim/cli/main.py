@@ -43,14 +43,18 @@ class Commands(LazyGroup):
             "Run a training script until it has trained some steps, and write a trace of one of them.",
         ),
         "convert": ("triosim.cli.convert", "Convert a trace to triosim's own format."),
+        "doubt": (
+            "triosim.cli.showing.doubt",
+            "Show what the doubt about a result's step time comes from, and which measurements would narrow it.",
+        ),
         "show": (
-            "triosim.cli.show",
+            "triosim.cli.showing.trace",
             "Show the content of a trace: model, GPU, batch, operators by kind, time by phase and layer, bytes by category.",
         ),
-        "topology": ("triosim.cli.topology", "Show a topology as a table, and draw it."),
-        "gpus": ("triosim.cli.gpus", "List the GPU catalogue, or show the data of one GPU."),
+        "topology": ("triosim.cli.showing.topology", "Show a topology as a table, and draw it."),
+        "gpus": ("triosim.cli.showing.gpus", "List the GPU catalogue, or show the data of one GPU."),
         "plugins": (
-            "triosim.cli.plugins",
+            "triosim.cli.showing.plugins",
             "List the names that options take: parts that ship with triosim, and plug-ins.",
         ),
         "calibrate": (

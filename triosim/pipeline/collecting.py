@@ -26,12 +26,14 @@ from triosim.results.result import Result
 def collect(execution: Execution, planned: PlannedRun, config: RunConfig) -> Result:
     """Return the result of a run. Raises ``SimulationError`` where nothing was computed."""
     subject, network = planned.priced.subject, execution.network
-    finished = FinishedRun(execution.recording, subject.trace, planned.plan, network, planned.memory)
+    conditions = planned.system.conditions
+    stated = bool(conditions.interference or conditions.gpu_events)
+    finished = FinishedRun(execution.recording, subject.trace, planned.plan, network, planned.memory, stated)
     data = figures(
         finished,
         inputs=inputs_of(subject, config, network.topology),
         notes=(*planned.notes, *execution.notes),
-        options=MetricOptions(config.tokens_per_sample, config.price, planned.system.conditions.gpu_kinds),
+        options=MetricOptions(config.tokens_per_sample, config.price, conditions.gpu_kinds),
     )
     return Result(data, execution.recording, network.topology, network, planned.memory)
 

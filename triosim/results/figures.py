@@ -22,8 +22,8 @@ from triosim.results.exposure import exposed_shares
 from triosim.results.finished_run import FinishedRun, MetricOptions, RankClass, rank_classes
 from triosim.results.link_loads import busiest_slot, loads
 from triosim.results.memory_rows import rows as memory_rows
-from triosim.results.metrics import StepTimes, axis_traffic, doubts, metrics
-from triosim.results.uncertainty import communication_error, interval, predictions
+from triosim.results.metrics import StepTimes, axis_traffic, impossible, metrics
+from triosim.results.uncertainty import Waits, communication_error, doubts, interval, predictions
 from triosim.results.values import (
     CollectiveTimes,
     LayerShare,
@@ -56,9 +56,12 @@ def figures(
     ranks, launch_wait = _all_ranks(recording, steps)
     exposed = tuple(exposed_shares(recording.ranks, steps))
     collectives = tuple(_collectives(recording, steps))
-    doubt = communication_error(collectives, exposed, network)
-    found = metrics(run, StepTimes(step, steps, ranks, classes, exposed), options or MetricOptions())
-    run_notes = _notes(recording, trace, steps, launch_wait / step)
+    times = StepTimes(step, steps, ranks, classes, exposed)
+    slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(ranks) / steps
+    waits = Waits(launch_wait, 0.0 if run.stated_slowdowns else slowed)
+    doubted = doubts(times, trace, communication_error(collectives, exposed, network), waits)
+    found = metrics(run, times, options or MetricOptions())
+    run_notes = _notes(recording, trace, slowed, launch_wait / step)
     return ResultData(
         step_time_s=step,
         throughput_samples_per_s=run.step.global_batch_size / step,
@@ -69,9 +72,10 @@ def figures(
         operators=tuple(_operators(classes, steps)),
         collectives=collectives,
         links=tuple(_links(network, recording.end, steps)),
-        notes=tuple(dict.fromkeys((*notes, *run.step.notes, *run_notes, *doubts(found)))),
+        notes=tuple(dict.fromkeys((*notes, *run.step.notes, *run_notes, *impossible(found)))),
         inputs=inputs,
-        step_time_interval_s=interval(step, classes, {rank.rank: rank for rank in ranks}, launch_wait, doubt),
+        step_time_interval_s=interval(step, doubted),
+        doubts=doubted,
         predictions=tuple(predictions(classes, steps)),
         launch_wait_s=launch_wait,
         network_figures=dict(network.figures()) or None if isinstance(network, FigureReporter) else None,
@@ -218,7 +222,7 @@ def _links(network: Network, end: float, steps: int) -> Iterable[LinkLoad]:
         yield made
 
 
-def _notes(recording: Recording, trace: Trace, steps: int, launch_bound: float) -> Iterable[str]:
+def _notes(recording: Recording, trace: Trace, slowed: float, launch_bound: float) -> Iterable[str]:
     if trace.times != "measured":
         yield (
             f"operator times {'of the described step' if 'described' in trace.software else 'in this trace'} are predictions, "
@@ -228,7 +232,6 @@ def _notes(recording: Recording, trace: Trace, steps: int, launch_bound: float) 
         )
     if len(recording.ranks) > 1 and not any(count.count for count in recording.transfers.values()):
         yield f"nothing was communicated between the {len(recording.ranks)} GPUs"
-    slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(recording.ranks) / steps
     if slowed > 0:
         yield (
             f"beside transfers, and by faults if there are any, computation takes {format_time(slowed)} a step longer on the "

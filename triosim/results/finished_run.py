@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """The engine's recording and its subject. ``trace`` is the one that the ranks' operators come from."""
+    """The engine's recording and its subject. ``trace`` is the one that the ranks' operators come from.
+
+    ``stated_slowdowns``: whether a user said what slows computations; by default it is predicted.
+    """
 
     recording: Recording
     trace: Trace
     step: ParallelPlan | CapturedPlan
     network: Network
     memory: WorldMemory | None = None
+    stated_slowdowns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if len(known) == len(values) else None
 
 
-def doubts(found: Metrics) -> Iterable[str]:
+def impossible(found: Metrics) -> Iterable[str]:
     """Yield a note where the GPUs would exceed their peak."""
     if found.hfu is not None and found.hfu > 1.0:
         yield (

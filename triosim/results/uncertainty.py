@@ -1,23 +1,54 @@
-"""The uncertainty of a step time from predicted operator and communication times, and the models that predicted them.
+"""The doubt about a step time: what it comes from, the 90% interval, and the models that predicted the operators' times.
 
 Errors of one model for one kind of operator (name and phase) are taken as fully correlated, so they add up; others as
-independent, so they add in squares. An operator's ``relative_error`` is its expected mean absolute error; 90% of normal errors
-are within ``WIDTH`` times that. A rank's error changes the step in proportion to its time without bytes on the network and
-waiting for launches; that of a network by the part of communication that no computation hides. The two are independent.
+independent, so they add in squares, and so do the sources of doubt. An operator's ``relative_error`` is its expected mean
+absolute error; 90% of normal errors are within ``WIDTH`` times that. A rank's error changes the step in proportion to its time
+without bytes on the network and waiting for launches; that of a network by the part of communication that no computation hides.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from triosim.networks.base import Network
 from triosim.networks.extensions import ErrorEstimator
 from triosim.operators.features import base_name
 from triosim.results.finished_run import RankClass
-from triosim.results.values import CollectiveTimes, ExposedShare, Prediction, RankTimes
-from triosim.trace import Operator
+from triosim.results.metrics import StepTimes
+from triosim.results.values import CollectiveTimes, Doubt, ExposedShare, Prediction
+from triosim.trace import Operator, Trace
 
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long the mean GPU waits for launches in a step, and how much longer it computes beside communication, in seconds."""
+
+    launches_s: float = 0.0
+    slowed_s: float = 0.0
+
+
+_NETWORK = "exposed communication"
+_LAUNCHES = "launches by the host"
+_BESIDE = "computation beside communication"
+_STEP = "machine and framework"
+_OPERATORS = "these operators in these shapes on this GPU (triosim calibrate measure)"
+#: What would narrow the doubt.
+_NARROWED: Mapping[str, str] = {
+    _NETWORK: "collectives of these sizes on this system (nccl-tests, then triosim calibrate network)",
+    _LAUNCHES: "a profile of this script, which holds the host's times (--host-overhead trace)",
+    _BESIDE: "a profile of a step with and without overlap (--compute-slowdown)",
+    _STEP: "one step of this framework on one such GPU, profiled",
+}
+
+#: The expected error of what launches cost: the same framework on another processor.
+LAUNCH_ERROR = 0.25
+#: The expected error of how much longer computation takes beside communication.
+SLOWDOWN_ERROR = 0.4
+#: The expected error of a step that nobody measured, beside that of its operators and transfers: what machines and versions of
+#: a framework differ by (``python -m validation.steps.spread``).
+STEP_ERROR = 0.06
 #: The error of an operator whose model cannot say it.
 ASSUMED_ERROR = 0.3
 #: The 95th percentile of a normal distribution over its mean absolute deviation: 1.645 / sqrt(2 / pi).
@@ -50,19 +81,39 @@ def predictions(classes: Sequence[RankClass], steps: int) -> Iterable[Prediction
         yield Prediction(model, int(count) if float(count).is_integer() else count, order, seconds, error)
 
 
-def interval(
-    step: float,
-    classes: Sequence[RankClass],
-    ranks: Mapping[int, RankTimes],
-    launch_wait: float,
-    communication_error: float = 0.0,
-) -> tuple[float, float] | None:
-    """Return the 90% interval of a step's time; None where nothing was predicted.
+def interval(step: float, found: Sequence[Doubt]) -> tuple[float, float] | None:
+    """Return the 90% interval of a step's time; None where nothing was predicted."""
+    widest = WIDTH * math.hypot(*(one.error_s for one in found)) / step
+    return (step / (1.0 + widest), step * (1.0 + widest)) if widest else None
 
-    ``communication_error`` is how many seconds of exposed communication are expected to be off.
+
+def doubts(times: StepTimes, trace: Trace, communication_error: float, waits: Waits) -> tuple[Doubt, ...]:
+    """Return what the doubt about a step time comes from, the largest first; nothing where nothing was predicted.
+
+    ``communication_error`` is how many seconds of exposed communication are expected to be off. What a step of measured
+    operators waits for launches, and what its machine and its framework do beside them, is in its trace.
     """
-    widest = None
-    for members, tasks in classes:
+    by_model = _of_operators(times, waits.launches_s)
+    if not (by_model or communication_error):
+        return ()
+    unmeasured = _unmeasured(trace)
+    errors = {
+        **by_model,
+        _NETWORK: communication_error,
+        _LAUNCHES: unmeasured * LAUNCH_ERROR * waits.launches_s,
+        _BESIDE: SLOWDOWN_ERROR * waits.slowed_s,
+        _STEP: unmeasured * STEP_ERROR * times.seconds,
+    }
+    found = sorted(((what, error) for what, error in errors.items() if error), key=lambda one: -one[1])
+    whole = math.fsum(error * error for _, error in found)
+    return tuple(Doubt(what, error, error * error / whole, _NARROWED.get(what, _OPERATORS)) for what, error in found)
+
+
+def _of_operators(times: StepTimes, launch_wait: float) -> dict[str, float]:
+    """Return by how many seconds each model's operators are expected to change the step, on the rank that is least certain."""
+    step, widest, found = times.seconds, 0.0, dict[str, float]()
+    ranks = {rank.rank: rank for rank in times.ranks}
+    for members, tasks in times.classes:
         deviations: dict[tuple[str, str, str], float] = {}
         compute = 0.0
         for operators, runs in tasks:
@@ -71,14 +122,25 @@ def interval(
                 if operator.predicted_by is not None:
                     kind = (operator.predicted_by, operator.name, operator.phase)
                     deviations[kind] = deviations.get(kind, 0.0) + runs * operator.seconds * _error(operator)
-        if compute <= 0.0 or not (deviations or communication_error):
-            continue
-        relative = math.sqrt(math.fsum(value * value for value in deviations.values())) / compute
         rank = ranks[members[0]]
         on_wire = max(0.0, rank.exposed_communication_s - rank.waiting_s)
-        share = max(0.0, step - on_wire - launch_wait) / step
-        widest = max(widest or 0.0, WIDTH * math.hypot(relative * share, communication_error / step))
-    return None if widest is None else (step / (1.0 + widest), step * (1.0 + widest))
+        part = max(0.0, step - on_wire - launch_wait) / compute if compute else 0.0
+        if part * math.hypot(*deviations.values()) > widest:
+            widest = part * math.hypot(*deviations.values())
+            models = dict.fromkeys(model for model, *_ in deviations)
+            found = {
+                f"operators predicted by {model}": part
+                * math.hypot(*(v for key, v in deviations.items() if key[0] == model))
+                for model in models
+            }
+    return found
+
+
+def _unmeasured(trace: Trace) -> float:
+    """Return the part of a trace's time that nobody measured."""
+    seconds = math.fsum(operator.seconds for operator in trace.operators)
+    predicted = math.fsum(operator.seconds for operator in trace.operators if operator.predicted_by is not None)
+    return predicted / seconds if seconds else 0.0
 
 
 def communication_error(

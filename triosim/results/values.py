@@ -218,6 +218,20 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """What one source contributes to the doubt about the step time.
+
+    ``error_s`` is by how many seconds the step is expected to be off because of it, ``share`` its part of the sum of squares,
+    and ``measurement`` what would narrow it.
+    """
+
+    source: str
+    error_s: float
+    share: float
+    measurement: str
+
+
+@dataclass(frozen=True, slots=True)
 class Draws:
     """The step times of several draws, in seconds, in the order of their seeds, and their distribution."""
 
@@ -236,8 +250,8 @@ class ResultData:
     """The plain values of a result, as they stand in ``result.json``.
 
     iterations: the times at which each iteration ended on its last rank.
-    step_time_interval_s: the 90% interval of the step time, from the relative errors of the predicted operators and of exposed
-        collectives; None where neither is.
+    step_time_interval_s: the 90% interval of the step time, from its ``doubts``; None where nothing was predicted.
+    doubts: what the interval comes from, the largest source first.
     launch_wait_s: the part of the step in which a GPU waits for the host to launch, the mean over the ranks.
     network_figures: other figures that the network counts over the whole run, by name; None where it counts none.
     exposed_communication: by axis and layer, the largest first; it adds up to the mean over the ranks.
@@ -259,6 +273,7 @@ class ResultData:
     notes: tuple[str, ...]
     inputs: Mapping[str, Any]
     step_time_interval_s: tuple[float, float] | None = None
+    doubts: tuple[Doubt, ...] = ()
     predictions: tuple[Prediction, ...] = ()
     launch_wait_s: float = 0.0
     network_figures: Mapping[str, Any] | None = None
@@ -279,6 +294,7 @@ ROWS: Mapping[str, type] = {
     "collectives": CollectiveTimes,
     "links": LinkLoad,
     "per_rank": LayerShare,
+    "doubts": Doubt,
     "predictions": Prediction,
     "exposed_communication": ExposedShare,
     "what_if": WhatIf,

@@ -33,6 +33,7 @@ _LAYER = ("forward_s", "backward_s", "optimizer_s", "total_s")
 #: The quantities of each kind of row, by the names of their fields: seconds end in ``_s``; None is left out.
 _QUANTITIES: dict[str, tuple[str, ...]] = {
     "axis": ("bytes", "transfers", "exposed_s", "waiting_s"),
+    "doubt": ("error_s", "share"),
     "rank": ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s"),
     "layer": _LAYER,
     "layer_on_ranks": _LAYER,
@@ -80,6 +81,8 @@ def rows(data: ResultData) -> Iterator[Row]:
         yield "prediction", prediction.model, "operators", prediction.operators, ""
         yield "prediction", prediction.model, "total", prediction.seconds, "s"
         yield "prediction", prediction.model, "relative_error", prediction.relative_error, ""
+    for doubt in data.doubts:
+        yield from _row("doubt", doubt.source, doubt)
     for number, end in enumerate(data.iterations):
         yield "iteration", str(number), "end", end, "s"
     for rank in data.ranks:

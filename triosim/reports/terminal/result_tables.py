@@ -10,12 +10,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from triosim.errors import OptionError
 from triosim.reports.terminal.tables import facts_panel, note_lines, percent, plain_text, shorten, spaced, table
 from triosim.results.figures import LAUNCH_BOUND
 from triosim.results.memory_rows import fullest
 from triosim.results.report import TextReport
 from triosim.results.result import Result
-from triosim.results.values import CollectiveTimes, Draws, LinkLoad, MemoryRow, Prediction, RankTimes, ResultData
+from triosim.results.values import CollectiveTimes, Doubt, Draws, LinkLoad, MemoryRow, Prediction, RankTimes, ResultData
 from triosim.units import format_bytes, format_ranks, format_rate, format_time, parse_ranks
 
 #: How many rows of a table a person reads.
@@ -40,6 +41,8 @@ _MEMORY_COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 _SHORT_PHASES = {"optimizer": "optim.", "forward": "forw.", "backward": "backw."}
 _SCHEDULE_ACTION = re.compile(r"\d+[A-Z]\d+")
+
+_LEAST_SHARE = 0.05  # of the doubt: a smaller source is not named
 
 _ROUNDING = 1e-12  # of a step: differences of times that are smaller are the clock's rounding
 
@@ -137,6 +140,8 @@ def _facts(data: ResultData) -> Iterator[tuple[str, str | Text]]:
     if data.memory:
         yield "memory", fullest(data.memory)
     yield "operators", _origin_of_times(data)
+    if data.doubts:
+        yield "doubt", _main_doubts(data.doubts)
     if data.launch_wait_s >= LAUNCH_BOUND * data.step_time_s:
         yield (
             "launch-bound",
@@ -235,6 +240,31 @@ def _origin_of_times(data: ResultData) -> str:
     by = ", ".join(model for model in scaling if model not in by_model)
     scaled = f"; some scaled to other shapes{' by ' if by else ''}{by}" if scaling else ""
     return f"predicted by {'; '.join(shown)}{scaled}; the range of the step time is a 90% interval"
+
+
+def _main_doubts(doubts: Sequence[Doubt]) -> str:
+    """Return the sources of most of the doubt, and what would narrow it most."""
+    shown = [f"{percent(one.share)} {one.source}" for one in doubts[:MAX_NAMES] if one.share >= _LEAST_SHARE]
+    return f"{', '.join(shown)}; narrowed most by {doubts[0].measurement}"
+
+
+def doubts_table(data: ResultData) -> RenderableType:
+    """Return where the 90% interval of the step time comes from, and what would narrow each part. Raises ``OptionError``."""
+    if not data.doubts or data.step_time_interval_s is None:
+        raise OptionError("all times in this result were measured", fix="name one in which times were predicted")
+    low, high = map(format_time, data.step_time_interval_s)
+    made = table(
+        f"Doubt about the step time: {format_time(data.step_time_s)}, {low} to {high} is a 90% interval",
+        *("source", "expected error", "of the step", "of the doubt"),
+        rows=[
+            (one.source, format_time(one.error_s), percent(one.error_s, data.step_time_s), percent(one.share))
+            for one in data.doubts
+        ],
+        legend="of the doubt: sources are independent, so that their squares add up",
+    )
+    by_measurement = dict.fromkeys(one.measurement for one in data.doubts)
+    steps = [f"{number}. {text}" for number, text in enumerate(by_measurement, 1)]
+    return Group(made, Text("Measurements that would narrow it, the most useful first:"), *map(Text, steps))
 
 
 def _ranks(data: ResultData) -> Table:
