@@ -81,10 +81,14 @@ class PostedReceive:
 
 @dataclass(slots=True)
 class LoweredSlot:
-    """A slot of the schedule: the receives that are posted before it, and the actions that run side by side in it."""
+    """A slot of the schedule: the receives that are posted before it, and the actions that run side by side in it.
+
+    The run of one that ``begins_period`` is told of it.
+    """
 
     receives: list[PostedReceive]
     actions: tuple[ScheduledAction, ...]
+    begins_period: bool = False
 
 
 class Lowering:

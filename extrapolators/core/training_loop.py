@@ -38,6 +38,9 @@ from triosim.tasks import (
 
 _OPTIMIZER = -1  # stands for the micro-batch of the optimizer
 
+#: The task that says that a period of the schedule begins.
+PERIOD_BEGINS = Record()
+
 
 class TrainingLoop:
     """The training loop of one rank, to be used once: ``tasks`` is all of it, the other methods are its parts.
@@ -76,6 +79,8 @@ class TrainingLoop:
             yield from _all(hooks.step_begins())
         axis = self._lowering.program.stage_axis
         for slot in self._lowering.slots[self._pipeline_rank]:
+            if slot.begins_period:
+                yield PERIOD_BEGINS
             for posted in slot.receives:
                 assert axis is not None, "only a pipeline sends between stages"
                 peer = self._mesh.neighbour(axis, self._rank, posted.pipeline_rank)

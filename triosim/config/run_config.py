@@ -111,7 +111,8 @@ class RunConfig:
     fail_on_oom: bool = _option("flag", False, panel=SYSTEM, commands=("simulate",), help=
         "Stop with exit status 3 if a rank does not fit its GPU.")
     fold: bool | None = _option("flag", panel=SYSTEM, flag="--fold/--no-fold", help=
-        "Simulate identical ranks once: the same results, sooner. By default from 16 GPUs on.")
+        "Simulate identical ranks once, and of many identical micro-batches a few: the same results, sooner. By default ranks "
+        "from 16 GPUs on.")
     gpu: Any = _option("file", panel=TIMES, metavar="NAME", help=
         "Predict for another GPU than the trace's: a name that 'triosim gpus' lists, also with what differs "
         "('H100(power=500 W)'), or a YAML file.")

@@ -127,6 +127,7 @@ class Recording:
     transfers: how often each kind and size of transfer ran, and for how long.
     handles: every task of every rank, in order of issue, if a timeline was asked for.
     represented: the ranks that each simulated rank represents, itself among them; None where all ranks are simulated.
+    is_stretched: whether one period stands for several, so that intervals have the right lengths and not the right number.
     """
 
     ranks: list[RankRecord]
@@ -135,6 +136,7 @@ class Recording:
     transfers: dict[TransferKey, TransferCount] = field(default_factory=dict)
     handles: list[Handle] | None = None
     represented: Mapping[int, Sequence[int]] | None = None
+    is_stretched: bool = False
 
     def count_transfer(self, key: TransferKey, seconds: float, multiplicity: int = 1) -> None:
         """Count a transfer or collective that has ended, as often as folding says."""

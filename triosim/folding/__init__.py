@@ -1,4 +1,4 @@
-"""Rank folding: ranks that run the same tasks are simulated once, with exactly the same results.
+"""Folding: ranks that run the same tasks, and micro-batches that do, are simulated once, with exactly the same results.
 
 Each question has one mechanism:
 
@@ -10,6 +10,8 @@ Each question has one mechanism:
   :mod:`triosim.folding.copy_selection`; the rest goes over links of its own at the same speed.
 - Which collectives always take as long as on an idle network? Those whose links one communicator has for itself
   (:mod:`triosim.folding.uncontended`): each size is simulated once.
+- Which micro-batches do the same? A schedule repeats itself, and in the steady state so does the run
+  (:mod:`triosim.folding.steady_state`): one period stands for those that are left out.
 
 Two related mechanisms live elsewhere, because they also serve runs in which every rank is simulated: equal layers are
 sharded and priced once (:mod:`triosim.extrapolators.deduplication`), and a collective alone in a regular network is

@@ -67,7 +67,7 @@ class Plot(PictureReport):
     records = ("timeline",)
 
     def write(self, result: Result, path: PathLike) -> None:
-        """Draw a result; one that was loaded from a file has no Gantt chart, because the file has no timeline."""
+        """Draw a result, without a Gantt chart where it comes from a file or one period of a schedule stands for several."""
         ranks = select(result.data.ranks)
         height = 1.9 + 0.42 * max(2, len(ranks))
         figure = new_figure(path, height=height + (_HISTOGRAM if result.data.draws is not None else 0.0))
@@ -75,7 +75,7 @@ class Plot(PictureReport):
         if result.data.draws is not None:
             upper, lower = figure.subfigures(2, 1, height_ratios=[height, _HISTOGRAM])
             _histogram(lower.subplots(), result.data.draws)
-        if result.recording is not None:
+        if result.recording is not None and not result.recording.is_stretched:
             gantt, bars = upper.subplots(1, 2, sharey=True, width_ratios=[2.6, 1])
             _gantt(gantt, result.recording, ranks)
         else:

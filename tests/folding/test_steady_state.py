@@ -1,0 +1,102 @@
+"""The steady state: of many micro-batches that do the same a few are simulated, and nothing in the result says which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import simpy
+import traces
+
+from triosim import simulate
+from triosim.extrapolators.core.lowering import Lowering
+from triosim.networks.base import Network
+from triosim.results.values import ResultData
+
+GPT = traces.transformer(batch=64, tokens=16, blocks=4, heads=8, width=32)
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The micro-batches of each schedule that is lowered."""
+    found: list[int] = []
+    make = Lowering.__init__
+
+    def watched(self: Lowering, program: Any, *given: Any, **options: Any) -> None:
+        found.append(program.micro_batches)
+        make(self, program, *given, **options)
+
+    monkeypatch.setattr(Lowering, "__init__", watched)
+    return found
+
+
+def run(fold: bool | None, parallel: str, system: str, micro_batches: int, **options: Any) -> ResultData:
+    found = {"topology": system, "compute_model": "linear", "tp_style": "megatron", **options}
+    return simulate(GPT, parallel, fold=fold, micro_batches=micro_batches, **found).data
+
+
+def figures(data: ResultData) -> dict[str, Any]:
+    ranks = [(r.compute_s, r.communication_s, r.exposed_communication_s, r.idle_s, r.waiting_s) for r in data.ranks]
+    exposed = sorted((one.axis, one.layer, one.exposed_s, one.waiting_s) for one in data.exposed_communication)
+    return {
+        "step": (data.step_time_s, data.launch_wait_s, *data.iterations),
+        "ranks": [value for rank in ranks for value in rank],
+        "layers": [value for one in data.layers for value in (one.total_s, one.operators)],
+        "operators": [value for one in data.operators for value in (one.total_s, one.count)],
+        "transfers": [value for one in data.collectives for value in (one.count, one.total_s, one.bytes)],
+        "links": [value for one in data.links for value in (one.bytes, one.utilisation)],
+        "exposed": [value for one in exposed for value in one[2:]],
+        "where": [one[:2] for one in exposed],
+    }
+
+
+def same(one: ResultData, other: ResultData) -> None:
+    found, expected = figures(one), figures(other)
+    assert found.pop("where") == expected.pop("where")
+    for name, values in found.items():
+        assert values == pytest.approx(expected[name], rel=1e-9, abs=1e-9 * other.step_time_s), name
+
+
+CASES = [
+    ("pp=2", "dgx-a100(gpus=8)", {"schedule": "1f1b"}),
+    ("pp=4", "ring(4, bandwidth=5 GB/s, latency=20 us)", {"schedule": "1f1b", "host_overhead": "20 us"}),
+    ("pp=4", "dgx-a100(gpus=8)", {"schedule": "zero-bubble"}),
+    ("dp=2,pp=2", "dgx-a100(gpus=8)", {"schedule": "interleaved", "virtual_stages": 2}),
+    ("fsdp=2,tp=2,pp=2", "dgx-h100", {"schedule": "1f1b", "sequence_parallel": True, "options": {"overlap": "ring"}}),
+    ("fsdp=4", "ring(4, bandwidth=5 GB/s, latency=1 us)", {}),
+    ("ddp=2", "dgx-h100", {"network": "analytical"}),
+]
+
+
+@pytest.mark.parametrize(("parallel", "system", "options"), CASES)
+def test_results_are_the_same_as_of_all_micro_batches(lowered, parallel, system, options):
+    found = run(True, parallel, system, 64, **options)
+    assert min(lowered) < 64
+    del lowered[:]
+    whole = run(False, parallel, system, 64, **options)
+    assert set(lowered) == {64}
+    same(found, whole)
+
+
+class Tiring(Network):
+    """A network that gets slower with every transfer: no two micro-batches are alike."""
+
+    def __init__(self, env: simpy.Environment, topology: Any) -> None:
+        super().__init__(env, topology)
+        self._sent = 0
+
+    def transfer(self, source: Any, destination: Any, nbytes: float) -> simpy.Event:
+        self._sent += 1
+        return self.env.timeout(1e-3 + 1e-6 * self._sent)
+
+
+def test_every_micro_batch_is_simulated_where_no_two_are_alike(lowered):
+    options: dict[str, Any] = {"network": Tiring, "schedule": "1f1b"}
+    found = run(None, "pp=2", "dgx-a100(gpus=8)", 64, **options)
+    assert min(lowered) < 64  # which was tried
+    assert found.step_time_s == run(False, "pp=2", "dgx-a100(gpus=8)", 64, **options).step_time_s
+
+
+def test_a_timeline_shows_every_micro_batch(lowered):
+    run(None, "pp=2", "dgx-a100(gpus=8)", 64, schedule="1f1b", timeline=True)
+    assert lowered == [64]
