@@ -42,7 +42,7 @@ class WeightLayer:
         return self.weight.shape[self.output_dim]
 
     @property
-    def input_features(self) -> float:
+    def input_features(self) -> int:
         """The number of the weight's input features, or of the rows of an embedding's table."""
         return self.weight.shape[self.input_dim]
 

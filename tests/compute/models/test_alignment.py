@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from triosim.compute.models.alignment import slowdown
+from triosim import gpus
+from triosim.compute.models import alignment
 from triosim.compute.models.auto import AutoComputeModel
 from triosim.trace import Operator, Tensor
 
 ONE, BATCH = 3.3, 11.5
+
+
+def slowdown(operator: Operator, forward: Operator | None, gpu: str = "A100-SXM-80GB") -> float:
+    return alignment.slowdown(operator, forward, gpus.find(gpu))
 
 
 def product(*shapes: tuple[int, ...], dtype: str = "float16", name: str = "aten::mm", number: int = 0) -> Operator:
@@ -42,6 +47,21 @@ def test_a_gradient_has_the_rows_of_its_product() -> None:
 def test_scores_of_heads_off_the_boundaries_are_another_kernel(features: int, factor: float) -> None:
     scores = product((16, 2048, features), (16, features, 2048), (16, 2048, 2048), name="aten::bmm")
     assert slowdown(scores, None) == factor
+
+
+def test_tensor_cores_that_do_more_in_a_clock_wait_longer_for_narrow_loads() -> None:
+    """FLOPs a clock of a multiprocessor: A100 312e12 / 108 / 1.41e9 = 2,049, H100 989.4e12 / 132 / 1.98e9 = 3,786, L40S 1,024:
+    its multiprocessors also load half as much."""
+    odd = product((512, 1024), (1024, 50257), (512, 50257))
+    assert slowdown(odd, None, "H100-SXM") == pytest.approx(ONE * 3786 / 2049, rel=0.01)
+    assert slowdown(odd, None, "L40S") == ONE
+
+
+def test_a_batch_off_the_boundaries_runs_on_ordinary_cores() -> None:
+    """Half precision over single: 312 / 19.5 = 16 on an A100, 989.4 / 66.9 = 14.8 on an H100, 125 / 15.7 = 8 on a V100."""
+    scores = product((16, 2048, 108), (16, 108, 2048), (16, 2048, 2048), name="aten::bmm")
+    for gpu, ratio in (("A100-SXM-80GB", 16.0), ("H100-SXM", 14.8), ("V100-SXM2-32GB", 7.96)):
+        assert slowdown(scores, None, gpu) == pytest.approx(BATCH * ratio / 16, rel=0.01)
 
 
 def test_the_times_of_products_have_the_factor() -> None:

@@ -1,14 +1,22 @@
 """How much longer products in half precision take whose rows are not on 16-byte boundaries.
 
-Tensor cores are fed 16 bytes at a time; where the rows of a factor or of the result do not begin on such boundaries, libraries
-run kernels that load less at a time (NVIDIA, "Matrix Multiplication Background User's Guide", section 4.1). Both factors were
-measured on A100s, with cuBLAS 11; tables of products hold aligned ones alone.
+Tensor cores are fed 16 bytes at a time (by TMA on Hopper and later, by ``cp.async`` before); where the rows of a factor or of
+the result do not begin on such boundaries, libraries run kernels that load less at a time (NVIDIA, "Matrix Multiplication
+Background User's Guide", section 4.1). Both figures were measured on A100s, with cuBLAS 11; tables of products hold aligned
+ones alone. What they come to on other GPUs follows from what bounds such kernels.
+
+- One product waits for its loads, of which a multiprocessor issues as many in a clock on an H100 as on an A100: tensor cores
+  that do more FLOPs in a clock wait longer in proportion.
+- A batch of products runs outside of tensor cores: the factor is in proportion to the ratio of the two rates, which is 16 on an
+  A100.
 """
 
 from __future__ import annotations
 
 import math
 
+from triosim import gpus
+from triosim.gpus import Gpu
 from triosim.operators import products
 from triosim.operators.features import base_name
 from triosim.trace import DTYPE_BYTES, Operator
@@ -20,10 +28,11 @@ _ONE = 3.3
 _BATCH = 11.5
 _BOUNDARY = 16
 _HALF = ("float16", "bfloat16")
+_MEASURED = "A100-SXM-80GB"
 
 
-def slowdown(operator: Operator, forward: Operator | None) -> float:
-    """Return the factor of a product's time; that of a gradient has the rows of its ``forward`` operator."""
+def slowdown(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
+    """Return the factor of a product's time on a GPU; that of a gradient has the rows of its ``forward`` operator."""
     of = forward or operator
     name = base_name(of.name)
     pair = products.factors(name, of.inputs) if name in products.DENSE else None
@@ -33,4 +42,16 @@ def slowdown(operator: Operator, forward: Operator | None) -> float:
     rows = (first[-1], *second[-2:])
     if all(length * DTYPE_BYTES[pair[0].dtype] % _BOUNDARY == 0 for length in rows):
         return 1.0
-    return _BATCH if math.prod(second[:-2]) > 1 else _ONE
+    measured = gpus.find(_MEASURED)
+    if math.prod(second[:-2]) > 1:
+        return max(1.0, _BATCH * _over_ordinary_cores(gpu) / _over_ordinary_cores(measured))
+    return _ONE * max(1.0, _flops_in_a_clock(gpu) / _flops_in_a_clock(measured))
+
+
+def _over_ordinary_cores(gpu: Gpu) -> float:
+    return gpu.rate("float16") / gpu.rate("float32")
+
+
+def _flops_in_a_clock(gpu: Gpu) -> float:
+    """Return the FLOPs in half precision of a multiprocessor in a clock; 0 where nothing is known."""
+    return gpu.rate("float16") / (gpu.sms * gpu.clock_hz) if gpu.sms and gpu.clock_hz else 0.0

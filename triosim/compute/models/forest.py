@@ -83,7 +83,8 @@ class Forest(ComputeModel):
         if "product" in self.families:
             grouped = [form_of(base_name(operator.name)) == "grouped" for operator in seen]
             found.relative_error[grouped] += _GROUPED_ERROR
-            found.seconds[:] *= [alignment.slowdown(*one) for one in zip(seen, seen.forwards, strict=True)]
+            pairs = zip(seen, seen.forwards, strict=True)
+            found.seconds[:] *= [alignment.slowdown(*one, target) for one in pairs]
         return found
 
     def _model(self, calls: FamilyCalls, gpu: Gpu) -> FamilyModel | None:
