@@ -1,36 +1,23 @@
 """Collectives on a calibrated topology: alone they take the calibrated time, with other traffic they share the links.
 
-The bytes go over the links that NCCL uses: inside a node as many as a ring, the switch's reduction (NVLS) or direct sends need;
-between nodes every GPU's own network card, which sends what the chosen algorithm, ring or tree, sends over it. They flow after
-the latency, and each counts ``stretch`` times on its links, so that on an idle machine the collective takes the calibrated
-time. Other flows on the links get their max-min fair share.
+The bytes go over the links that NCCL uses (:mod:`~triosim.networks.calibration.byte_layout`). They flow after the latency, and
+each counts ``stretch`` times on its links, so that on an idle machine the collective takes the calibrated time. Other flows on
+the links get their max-min fair share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from triosim.errors import OptionError
+from triosim.networks.calibration.byte_layout import ByteLayout
 from triosim.networks.calibration.curves import Algorithm, TimeParts
 from triosim.networks.calibration.doubt import ErrorEstimator, relative_error
-from triosim.networks.calibration.internode import card_share
 from triosim.networks.calibration.lookup import calibration_of, measured_on
 from triosim.networks.calibration.model import Calibration
 from triosim.networks.calibration.stored import KINDS
-from triosim.networks.collectives.algorithm import (
-    CollectiveAlgorithm,
-    CollectiveOperation,
-    Edge,
-    Ranks,
-    SteadyState,
-    busiest,
-)
-from triosim.networks.collectives.algorithms.direct import Direct
-from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
-from triosim.networks.collectives.algorithms.ring import Ring
-from triosim.networks.topology import NodeRef, Topology
+from triosim.networks.collectives.algorithm import CollectiveOperation, Edge, Ranks, SteadyState, busiest
+from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
 _MOST_EDGES = 1_000_000
@@ -68,7 +55,7 @@ class CalibratedCollectives:
         self.topology = topology
         self.measured_on = measured_on(topology)
         self.calibration = calibration
-        self._ring, self._direct, self._by_card = Ring(), Direct(), Hierarchical()
+        self._layout = ByteLayout(topology, calibration.gpus_per_node)
         self._groups: dict[Ranks, _Group] = {}
         self._spread: dict[int, set[int]] = {}  # over how many nodes groups of some number of ranks were spread
         self._times: dict[tuple[CollectiveKind, int, float, int], TimeParts | None] = {}
@@ -113,14 +100,14 @@ class CalibratedCollectives:
         edges, idle = self._unit(group, operation, parts.algorithm)
         stretch = parts.moving / (idle * nbytes) if idle * nbytes > 0.0 else 1.0
         if operation.shares is not None:
-            edges = self._algorithm(operation.ranks, group.nodes).steady_state(operation, self.topology).edges
+            edges = self._layout.algorithm(operation.ranks).steady_state(operation, self.topology).edges
             return CalibratedCollective(SteadyState(edges, parts.latency), 1.0, stretch)
         return CalibratedCollective(SteadyState(edges, parts.latency), nbytes, stretch)
 
     def _group(self, ranks: Ranks) -> _Group:
         found = self._groups.get(ranks)
         if found is None:
-            found = self._groups[ranks] = _Group(len({rank // self.calibration.gpus_per_node for rank in ranks}))
+            found = self._groups[ranks] = _Group(len(self._layout.by_node(ranks)))
             self._spread.setdefault(len(ranks), set()).add(found.nodes)
         return found
 
@@ -138,68 +125,15 @@ class CalibratedCollectives:
         found = group.edges.get(key)
         if found is None:
             one = operation._replace(nbytes=1.0, shares=None)
-            algorithm = self._algorithm(one.ranks, group.nodes)
-            edges = algorithm.steady_state(one, self.topology).edges
-            if crossing is None:
-                share = self._reduced_share(one)
-                edges = edges if share == 1.0 else _scaled(edges, lambda _: share)
-            else:
-                edges = self._on_cards(edges, card_share(one.kind, crossing, group.nodes, len(one.ranks)))
+            edges = self._layout.edges(one, crossing)
             self._kept += len(edges)
             if self._kept > _MOST_EDGES:
                 self._groups.clear()
                 self._kept = len(edges)
-            alike = algorithm is self._by_card and one.root is None and not self.measured_on.overridden
-            idle = busiest(self._of_one_node(edges) if alike else edges, self.measured_on)
+            uniform = self._layout.uniform(one) and not self.measured_on.overridden
+            idle = busiest(self._layout.of_one_node(edges) if uniform else edges, self.measured_on)
             found = group.edges[key] = _UnitEdges(edges, idle)
         return found
-
-    def _of_one_node(self, edges: tuple[Edge, ...]) -> Iterator[Edge]:
-        """Yield the edges from and to one node: where all nodes do the same, its links are as busy as those of any other."""
-        node = self._node(edges[0].source)
-        return (edge for edge in edges if node in (self._node(edge.source), self._node(edge.destination)))
-
-    def _on_cards(self, edges: tuple[Edge, ...], share: float) -> tuple[Edge, ...]:
-        """Return edges with those between nodes scaled: a card sends at most a ``share`` of a byte."""
-        by_card: dict[NodeRef, float] = {}
-        for edge in edges:
-            if self._crosses(edge):
-                by_card[edge.source] = by_card.get(edge.source, 0.0) + edge.nbytes
-        factor = share / max(by_card.values(), default=share)
-        return _scaled(edges, lambda edge: factor if self._crosses(edge) else 1.0)
-
-    def _reduced_share(self, operation: CollectiveOperation) -> float:
-        """Return the bytes of an all-reduce on each link by those of a ring: fewer where the switch adds up (NVLS)."""
-        outline, n = self.topology.outline, len(operation.ranks)
-        if operation.kind != "all_reduce" or outline is None or not outline.spec.in_switch_reduction:
-            return 1.0
-        return min(1.0, (n + 1) / (2.0 * (n - 1)))
-
-    def _node(self, place: NodeRef) -> int | None:
-        """Return the node of a rank; None for a switch, which is inside one."""
-        return place // self.calibration.gpus_per_node if isinstance(place, int) else None
-
-    def _crosses(self, edge: Edge) -> bool:
-        """Return whether an edge leaves a node."""
-        source, destination = self._node(edge.source), self._node(edge.destination)
-        return source != destination and source is not None and destination is not None
-
-    def _algorithm(self, ranks: Ranks, nodes: int) -> CollectiveAlgorithm:
-        """Return the algorithm over whose edges the bytes go."""
-        if nodes > 1:
-            try:
-                self._by_card.grid(ranks, self.topology)
-            except OptionError:
-                return self._ring
-            return self._by_card
-        outline = self.topology.outline
-        if outline is not None and outline.spec.topology in ("fully_connected", "hybrid_cube_mesh"):
-            return self._direct
-        return self._ring
-
-
-def _scaled(edges: tuple[Edge, ...], factor: Callable[[Edge], float]) -> tuple[Edge, ...]:
-    return tuple([edge._replace(nbytes=edge.nbytes * factor(edge)) for edge in edges])
 
 
 class CalibratedNetwork(ErrorEstimator):

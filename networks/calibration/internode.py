@@ -93,16 +93,23 @@ class InterNodeModel:
         paths = {one: self._path(kind, one, nodes, gpus, nbytes, inside) for one in choice}
         latency = _quickest([path.latency for path in paths.values()])
         whole = _quickest([path.total for path in paths.values()])
-        total = max(whole, inside.total)  # never less than inside one of the nodes
+        on_card = min(card_share(kind, one, nodes, gpus) for one in choice) * nbytes / self._card(gpus / nodes)
+        total = max(
+            whole, inside.total, on_card
+        )  # never less than inside one of the nodes, or on a card at its full speed
         first: Algorithm = min(paths, key=lambda one: paths[one].total)
         return TimeParts(latency, max(total - latency, 0.0), first)
+
+    def _card(self, inside: float) -> float:
+        """Return the bandwidth of a card that each of so many GPUs of a node has."""
+        return self.bandwidth / max(1.0, min(self.gpus_per_card, inside))
 
     def _path(
         self, kind: str, algorithm: Algorithm, nodes: int, gpus: int, nbytes: float, inside: TimeParts
     ) -> TimeParts:
         """Return the time of one algorithm, by the quicker of the two protocols; trees over NVLS have the simple one alone."""
         shared, alone = self.shared, gpus == nodes
-        card = self.bandwidth / max(1.0, min(self.gpus_per_card, gpus / nodes))
+        card = self._card(gpus / nodes)
         efficiency = self.network.lone_efficiency if alone else self.network.efficiency
         seconds = nbytes * card_share(kind, algorithm, nodes, gpus) / (efficiency * card)
         crossings = hops_of(kind, algorithm, nodes)

@@ -271,6 +271,25 @@ def test_what_a_link_carries_is_what_the_time_was_priced_at(examples: int) -> No
 
 
 @examples
+def test_no_link_carries_more_than_it_can_in_the_time_of_a_collective(examples: int) -> None:
+    """All ranks, one of each node, or those of half a node: what their links carry fits into the time at full bandwidth."""
+
+    @holds(
+        examples, name=machines, nodes=counts, kind=kinds, nbytes=sizes, which=st.sampled_from(["all", "one", "half"])
+    )
+    def statement(name: str, nodes: int, kind: CollectiveKind, nbytes: float, which: str) -> None:
+        topology = Topology.from_dict(preset(name, nodes))
+        gpus = len(topology.gpus)
+        size = gpus // nodes
+        group = {"all": range(gpus), "one": range(0, gpus, size), "half": range(size // 2)}[which]
+        network = PacketNetwork(simpy.Environment(), topology)
+        if len(group) > 1:
+            network.env.run(network.collective(kind, group, nbytes))
+        carried = {topology.links[name]: nbytes for name, nbytes in network.bytes_by_link().items()}
+        assert all(nbytes <= link.bandwidth * network.env.now * (1 + 1e-9) for link, nbytes in carried.items())
+
+
+@examples
 @networks
 def test_bandwidth_makes_no_jumps(network: Any, examples: int) -> None:
     """From 100 GB/s to 1.1 TB/s inside a node, over all that was measured: 5% more never makes up for more than 5%."""

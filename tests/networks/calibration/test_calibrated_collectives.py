@@ -242,6 +242,32 @@ def test_an_all_to_all_between_nodes_sends_over_the_cards_that_are_there() -> No
     assert fast > 4e9 / 50e9
 
 
+def carried(topology: Topology, kind: CollectiveKind, root: int | None = None) -> dict[str, float]:
+    """The share of its bytes that each link carries in a large collective of all GPUs."""
+    network = PacketNetwork(simpy.Environment(), topology)
+    network.env.run(network.collective(kind, range(len(topology.gpus)), 2.0**33, root=root))
+    return {name: nbytes / 2.0**33 for name, nbytes in network.bytes_by_link().items()}
+
+
+def test_inside_a_node_an_all_reduce_of_many_nodes_goes_through_the_switches_reduction() -> None:
+    """NVLS of 8 GPUs: 9/8 of the bytes on each GPU's NVLinks, where a ring has 2 x 7/8, as on switches without it."""
+    assert carried(Topology.load("dgx-h100(nodes=2)"), "all_reduce")["gpu3->node0.switch0"] == pytest.approx(9 / 8)
+    assert carried(Topology.load("dgx-a100(nodes=2)"), "all_reduce")["gpu3->node0.switch0"] == pytest.approx(14 / 8)
+
+
+def test_what_all_cards_carry_is_shared_by_them_whichever_way_it_goes() -> None:
+    """Of a broadcast an eighth crosses on each of 8 cards; into the root of a gather over 4 nodes come 3/4, on its own card."""
+    cards = carried(Topology.load("dgx-h100(nodes=2)"), "broadcast", root=0)
+    assert [cards[f"gpu{gpu}->fabric"] for gpu in range(8)] == pytest.approx([1 / 8] * 8)
+    assert carried(Topology.load("dgx-h100(nodes=4)"), "gather", root=0)["fabric->gpu0"] == pytest.approx(3 / 4)
+
+
+def test_a_cube_mesh_uses_all_its_links() -> None:
+    """A GPU has six NVLinks, two of them double: of 2 x 7/8, a sixth on each."""
+    found = carried(Topology.load("dgx-1-v100"), "all_reduce")
+    assert (found["gpu0->gpu1"], found["gpu0->gpu3"]) == pytest.approx((14 / 8 / 6, 2 * 14 / 8 / 6))
+
+
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_a_card_carries_the_bytes_that_the_time_was_priced_at(nodes: int) -> None:
     """1 GiB over 8 cards a node: trees of two nodes send 1/8 of it; a ring of 32 GPUs sends 2 x 31/32 of that."""
