@@ -150,7 +150,7 @@ def require_training(program: Program, where: str, why: str, fix: str = "leave o
 
 def require_gradients(program: Program) -> None:
     """Raise ``TraceError`` where a training trace shows no gradient, so that nothing would be reduced."""
-    if not program.training or any(stage.gradients() for stage in program.stages):
+    if not program.training or any(stage.has_gradients for stage in program.stages):
         return
     missing = "gradient of a parameter" if any(stage.backward for stage in program.stages) else "backward pass"
     raise TraceError(

@@ -6,8 +6,9 @@ tasks, the receives that are posted) are made once, here; a ``TrainingLoop`` run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from triosim.extrapolators.core.mesh import Mesh
@@ -92,28 +93,37 @@ class LoweredSlot:
 
 
 class Lowering:
-    """A program on a mesh, ready to be run by any rank."""
+    """A program on a mesh, ready to be run by any rank.
 
-    def __init__(self, program: Program, mesh: Mesh, *, iterations: int = 1, copy_input: bool = False) -> None:
+    ``like`` is the lowering of a program that differs in shapes alone, and in those of no parameter: what follows from the
+    structure of the two is found once.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        mesh: Mesh,
+        *,
+        iterations: int = 1,
+        copy_input: bool = False,
+        like: Lowering | None = None,
+    ) -> None:
         self.program = program
         self.mesh = mesh
         self.iterations = iterations
         self.copy_input = copy_input
         self.input_bytes = [float(sum(tensor.nbytes for tensor in stage.inputs)) for stage in program.stages]
         self.held = [program.held(pipeline_rank) for pipeline_rank in range(len(program.schedule.rows))]
-        self.gradients = [stage.gradients(program.gradient_dtype) for stage in self.held]
+        self.gradients: list[tuple[Gradient, ...]] = (
+            [stage.gradients(program.gradient_dtype) for stage in self.held] if like is None else like.gradients
+        )
         # By pipeline rank: pairs of an axis and the factory of a rank's hooks.
         self.hooks = [
             [(axis, make(stage, gradients)) for axis, make in program.hooks]
             for stage, gradients in zip(self.held, self.gradients, strict=True)
         ]
-        self._stage_of = {  # of each backward operator
-            op.id: n for n, stage in enumerate(program.stages) for block in stage.backward for op in block.operators
-        }
         self._transfers_of: dict[tuple[object, ...], list[Any]] = {}
-        self._added: dict[tuple[object, ...], tuple[Gradient, ...]] = {}  # by pipeline rank, stage and half of the pass
-        self.slots = [self._slots(pipeline_rank) for pipeline_rank in range(len(program.schedule.rows))]
-        self._post_receives()
+        self.slots: list[list[LoweredSlot]] = like.slots if like is not None else self._find_slots()
         self._scripts: dict[tuple[object, ...], InstructionList] = {}
         self._computes: dict[tuple[object, ...], Compute] = {}
         # By id() of a task, which is kept with it: hashing its operators would cost more than making it.
@@ -174,28 +184,24 @@ class Lowering:
             script = self._scripts[key] = _script(key, self.held[pipeline_rank].optimizer, None, {})
         return script
 
-    def _slots(self, pipeline_rank: int) -> list[LoweredSlot]:
-        last = self.program.schedule.last(pipeline_rank)
-        rows = self.program.schedule.rows[pipeline_rank]
-        return [LoweredSlot([], tuple(self._act(pipeline_rank, action, last) for action in slot)) for slot in rows]
+    def _find_slots(self) -> list[list[LoweredSlot]]:
+        """Return the slots of each pipeline rank, with the receives that are posted before each."""
+        program = self.program
+        stage_of = {
+            op.id: n for n, stage in enumerate(program.stages) for one in stage.backward for op in one.operators
+        }
+        found = []
+        for pipeline_rank, slots in enumerate(program.schedule.rows):
+            added: dict[tuple[int, Half], list[Gradient]] = {}  # by stage and half of the backward pass
+            for gradient in self.gradients[pipeline_rank]:
+                half: Half = "weight" if gradient.ready in program.weight_part else "input"
+                added.setdefault((stage_of[gradient.ready], half), []).append(gradient)
+            act = partial(_act, pipeline_rank, program.schedule.last(pipeline_rank), added)
+            found.append([LoweredSlot([], tuple(map(act, slot))) for slot in slots])
+        self._post_receives(found)
+        return found
 
-    def _act(self, pipeline_rank: int, action: Action, last: Mapping[tuple[int, Half], Action]) -> ScheduledAction:
-        gradients: dict[Half, tuple[Gradient, ...]] = dict.fromkeys(HALVES[action.phase], ())
-        for half in gradients:
-            key = (pipeline_rank, action.stage, half)
-            if key not in self._added:
-                self._added[key] = tuple(
-                    gradient
-                    for gradient in self.gradients[pipeline_rank]
-                    if self._stage_of[gradient.ready] == action.stage
-                    and ("weight" if gradient.ready in self.program.weight_part else "input") == half
-                )
-            gradients[half] = self._added[key]
-        complete = [one for half, some in gradients.items() if last[action.stage, half] == action for one in some]
-        every = tuple(one for some in gradients.values() for one in some)
-        return ScheduledAction(pipeline_rank, action, every, frozenset(gradient.parameter.id for gradient in complete))
-
-    def _post_receives(self) -> None:
+    def _post_receives(self, lowered: list[list[LoweredSlot]]) -> None:
         """Decide in which slot each pipeline rank posts which receives.
 
         They are posted in the order in which the other side sends, as NCCL matches them, and at the latest one slot before
@@ -204,14 +210,14 @@ class Lowering:
         """
         schedule = self.program.schedule
         needed: dict[tuple[int, TransferKey, int], int] = {}
-        for pipeline_rank, slots in enumerate(self.slots):
+        for pipeline_rank, slots in enumerate(lowered):
             for index, slot in enumerate(slots):
                 for act in slot.actions:
                     for receive in self._transfers(act.action, ReceiveFromStage):
                         needed[pipeline_rank, receive.key, act.action.micro_batch] = index
         # By pipeline rank, in the order of sending: the slot that needs a receive, and this one.
-        coming: list[list[tuple[int, PostedReceive]]] = [[] for _ in self.slots]
-        for source, slots in enumerate(self.slots):
+        coming: list[list[tuple[int, PostedReceive]]] = [[] for _ in lowered]
+        for source, slots in enumerate(lowered):
             for action in (act.action for slot in slots for act in slot.actions):
                 for send in self._transfers(action, SendToStage):
                     pipeline_rank = schedule.rank_of(send.stage, action.micro_batch)
@@ -225,7 +231,7 @@ class Lowering:
                 soonest[posted.pipeline_rank] = min(soonest.get(posted.pipeline_rank, when), when)
                 times.append(soonest[posted.pipeline_rank])
             for when, (_, posted) in sorted(zip(reversed(times), entries, strict=True), key=lambda entry: entry[0]):
-                self.slots[pipeline_rank][max(when - 1, 0)].receives.append(posted)
+                lowered[pipeline_rank][max(when - 1, 0)].receives.append(posted)
 
     def _transfers(self, action: Action, kind: type[T]) -> list[T]:
         """Return the sends or receives of an action, in order."""
@@ -234,6 +240,22 @@ class Lowering:
             blocks = self.program.part(action.stage, action.phase)
             self._transfers_of[key] = [item for block in blocks for item in block.items if isinstance(item, kind)]
         return self._transfers_of[key]
+
+
+def _act(
+    pipeline_rank: int,
+    last: Mapping[tuple[int, Half], Action],
+    added: Mapping[tuple[int, Half], Sequence[Gradient]],
+    action: Action,
+) -> ScheduledAction:
+    """Return an action with its gradients.
+
+    ``added`` are those of each stage and half of the backward pass, ``last`` the actions that complete them.
+    """
+    gradients = {half: added.get((action.stage, half), ()) for half in HALVES[action.phase]}
+    complete = [one for half, some in gradients.items() if last[action.stage, half] == action for one in some]
+    every = tuple(one for some in gradients.values() for one in some)
+    return ScheduledAction(pipeline_rank, action, every, frozenset(gradient.parameter.id for gradient in complete))
 
 
 def _script(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
+from itertools import chain, product
 
 from triosim.compute.compute_model import ComputeModel
 from triosim.config import Option, RunConfig, takes_text
@@ -18,6 +19,7 @@ from triosim.extrapolators.core.parallelisms import Parallel, Parallelisms
 from triosim.extrapolators.core.program import Program, single_stage
 from triosim.extrapolators.core.recompute import recomputed
 from triosim.extrapolators.core.schedule_table import accumulate
+from triosim.extrapolators.core.shape_differences import ShapeDifferences, shape_differences
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.garbage_collector import without_collecting
@@ -38,7 +40,8 @@ class ParallelPlan:
       may read any.
     - ``work`` is the trace, and how many times its operators are run in a step of all replicas.
     - A plan ``is_random`` where something in it was drawn at random, from the option ``seed``.
-    - Ranks at different coordinates along ``program_axes`` (names and sizes) run different programs.
+    - Ranks at different coordinates along ``program_axes`` (names and sizes) run different programs. ``differences`` are the
+      shapes in which all programs differ, None where there is one program, or they differ in more.
     """
 
     parallel: str
@@ -53,6 +56,7 @@ class ParallelPlan:
     symmetry: Symmetry | None  # of identical ranks
     is_random: bool
     lowerings: tuple[tuple[Lowering, ...], ...]  # by iteration, or one for all; then by ``variant``
+    differences: ShapeDifferences | None = None
     program_axes: tuple[tuple[str, int], ...] = ()
     task_writer: Extrapolator | None = None
 
@@ -131,11 +135,7 @@ def plan(
     )
     different = config.iterations if parallelisms.is_random else 1
     programs = _Composition(begun, parallelisms, config).programs(different)
-    each = config.iterations // len(programs)
-    lowerings = tuple(
-        tuple(Lowering(one, parallelisms.mesh, iterations=each, copy_input=config.copy_input) for one in variants)
-        for variants in programs
-    )
+    lowerings, differences = _lowered(programs, parallelisms.mesh, config)
     program, writer = programs[0][0], parallelisms.task_writer
     notes = program.notes
     said = (config.batch_size, config.global_batch_size)
@@ -157,9 +157,25 @@ def plan(
         symmetry=parallelisms.symmetry,
         is_random=parallelisms.is_random,
         lowerings=lowerings,
+        differences=differences,
         program_axes=parallelisms.program_axes,
         task_writer=None if writer is None else writer.lowered(lowerings[0][0]),
     )
+
+
+def _lowered(
+    programs: Sequence[Sequence[Program]], mesh: Mesh, config: RunConfig
+) -> tuple[tuple[tuple[Lowering, ...], ...], ShapeDifferences | None]:
+    """Return the lowerings of each iteration's programs, and the shapes in which these differ, if in no more."""
+    first, *others = chain.from_iterable(programs)
+    differences = shape_differences((first, *others)) if others else None
+    lower = partial(Lowering, mesh=mesh, iterations=config.iterations // len(programs), copy_input=config.copy_input)
+    begun = lower(first)
+    parameters = {gradient.parameter.storage for gradients in begun.gradients for gradient in gradients}
+    like = None if differences is None or differences.storages & parameters else begun
+    return tuple(
+        tuple(begun if program is first else lower(program, like=like) for program in some) for some in programs
+    ), differences
 
 
 class _Composition:

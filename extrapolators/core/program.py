@@ -7,7 +7,7 @@ optimizer, and a block has items: operators, symbolic collectives on an axis of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -189,6 +189,18 @@ class Stage:
         used = (t for op in operators for t in op.inputs if t.category == "parameter")
         return _distinct(tensor for tensor in used if tensor.id not in repeated)
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether the backward pass completes the gradient of a parameter."""
+        forward = [operator for block in self.forward for operator in block.operators]
+        used = [(one.id, t.id) for one in forward for t in one.inputs if t.category == "parameter"]
+        users, parameters = {user for user, _ in used}, {parameter for _, parameter in used}
+        return any(
+            one.forward in users or any(t.parameter in parameters for t in one.outputs)
+            for block in self.backward
+            for one in block.operators
+        )
+
     def gradients(self, dtype: str | None = None) -> tuple[Gradient, ...]:
         """Return the gradients in the order in which they become ready, in bytes of ``dtype`` or of the parameter's.
 
@@ -367,38 +379,58 @@ class Program:
         after = tuple(shapes.get(operator.id, operator) for operator in before)
         if after == before:
             return self
-        priced = {new.id: new for new in reprice(before, after, self.model, self.gpu, deduplicate=self.deduplicate)}
-        old = {operator.id: operator for operator in before}
+        priced = reprice(before, after, self.model, self.gpu, deduplicate=self.deduplicate)
+        changed = {new.id: new for old, new in zip(before, priced, strict=True) if new is not old}
+        found = self.with_operators(changed)
+        return found.noted(note, *found.stand_in_notes())
 
-        def reshaped(item: BlockItem) -> BlockItem:
+    def with_operators(self, operators: Mapping[int, Operator]) -> Program:
+        """Return the program with other operators, by id, and with collectives divided as these are.
+
+        Blocks without any of them stay the same objects.
+        """
+        old = {operator.id: operator for operator in self.operators if operator.id in operators}
+
+        def changed(item: BlockItem) -> BlockItem:
             if isinstance(item, Operator):
-                return priced[item.id]
-            return item.divided(old, priced) if isinstance(item, Communicate) else item
+                return operators.get(item.id, item)
+            return item.divided(old, operators) if isinstance(item, Communicate) and item.operator in old else item
 
-        rewritten = self.rewritten(lambda block: map(reshaped, block.items))
-        return rewritten.noted(note, *_stand_in(self.gpu, priced.values()))
+        def blocks(before: tuple[Block, ...]) -> tuple[Block, ...]:
+            return tuple(
+                [
+                    block
+                    if old.keys().isdisjoint([_operator_id(item) for item in block.items])
+                    else block.of(tuple(map(changed, block.items)))
+                    for block in before
+                ]
+            )
+
+        return self._with_blocks(blocks)
+
+    def stand_in_notes(self) -> Iterator[str]:
+        """Yield the note on a GPU that the roofline does not know, where it has priced an operator."""
+        if gpus.get(self.gpu) is None and any("roofline" in (one.predicted_by or "") for one in self.operators):
+            yield (
+                f"the trace's GPU '{self.gpu}' is not in the catalogue: the roofline assumes the proportions of an "
+                f"{STAND_IN}, with a larger error; describe it, with this name, in a file: --gpu my_gpu.yaml"
+            )
 
     def rewritten(self, items: Callable[[Block], Iterable[BlockItem]]) -> Program:
         """Return the program with the items of each block replaced."""
 
-        def blocks(old: tuple[Block, ...]) -> tuple[Block, ...]:
-            return tuple(block.of(tuple(items(block))) for block in old)
+        def blocks(before: tuple[Block, ...]) -> tuple[Block, ...]:
+            return tuple(block.of(tuple(items(block))) for block in before)
 
+        return self._with_blocks(blocks)
+
+    def _with_blocks(self, blocks: Callable[[tuple[Block, ...]], tuple[Block, ...]]) -> Program:
         stages = tuple(Stage(blocks(s.forward), blocks(s.backward), blocks(s.optimizer)) for s in self.stages)
-        return replace(self, stages=stages, optimizers=tuple(blocks(old) for old in self.optimizers))
+        return replace(self, stages=stages, optimizers=tuple(blocks(before) for before in self.optimizers))
 
     def noted(self, *notes: str) -> Program:
         """Return the program with more notes, each once."""
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
-
-
-def _stand_in(gpu: str, priced: Iterable[Operator]) -> Iterable[str]:
-    """Yield the note on a GPU that the roofline does not know."""
-    if gpus.get(gpu) is None and any("roofline" in (operator.predicted_by or "") for operator in priced):
-        yield (
-            f"the trace's GPU '{gpu}' is not in the catalogue: the roofline assumes the proportions of an {STAND_IN}, "
-            "with a larger error; describe it, with this name, in a file: --gpu my_gpu.yaml"
-        )
 
 
 def blocks_of(operators: Iterable[Operator]) -> tuple[Block, ...]:
@@ -413,6 +445,13 @@ def single_stage(operators: Sequence[Operator], *, training: bool) -> Stage:
     """Return a trace's operators as one stage; without training, the forward pass alone."""
     phases = ("forward", "backward", "optimizer") if training else ("forward",)
     return Stage(*(blocks_of(op for op in operators if op.phase == phase) for phase in phases))
+
+
+def _operator_id(item: BlockItem) -> int | None:
+    """Return the id of an operator, or of the one that a collective belongs to."""
+    if isinstance(item, Operator):
+        return item.id
+    return item.operator if isinstance(item, Communicate) else None
 
 
 def _first(indices: Iterable[int | None]) -> int | None:

@@ -49,6 +49,7 @@ class ExpertParallel(Extrapolator):
     def __init__(self, size: int, config: RunConfig, name: str = "") -> None:
         super().__init__(size, config, name)
         self._layers: MoELayers | None = None  # of the program that was transformed last
+        self._sharding: ExpertSharding | None = None  # in the iteration that was transformed last
         self._drawn: dict[tuple[int, int, int, int], TokenExchange] = {}
 
     @property
@@ -78,8 +79,10 @@ class ExpertParallel(Extrapolator):
         if deepep is not None:
             sizes = [deepep.buffer_bytes(one, self.size, training=program.training) for one in self._layers.found]
             program = replace(program, buffers=(*program.buffers, ("DeepEP's buffers", max(sizes))))
-        program = ExpertSharding(program, self._layers, exchanges, program.coordinate(self.axis), deepep).program()
-        return program.noted(*self._notes(exchanges))
+        sharding = self._sharding
+        if sharding is None or sharding.layers is not self._layers or sharding.exchanges != exchanges:
+            sharding = self._sharding = ExpertSharding(program, self._layers, exchanges, deepep)
+        return sharding.program(program, program.coordinate(self.axis)).noted(*self._notes(exchanges))
 
     @property
     def _deepep(self) -> DeepEPSettings | None:

@@ -1,24 +1,27 @@
-"""The program of one rank's experts: the rows that they receive, and the all-to-alls around them."""
+"""The programs of ranks that share out experts: the rows that each one's experts receive, and the all-to-alls around them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import count
 
-from triosim.compute.pricing.repricing import estimated
+from triosim.compute.operator_sequence import OperatorSequence
+from triosim.compute.pricing.repricing import estimated, reprice
 from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program
 from triosim.extrapolators.expert.deepep import DeepEPSettings, sizes
 from triosim.extrapolators.expert.expert_loads import TokenExchange
+from triosim.extrapolators.expert.local_operators import LocalCall, LocalOperators, LocalTensor
 from triosim.extrapolators.expert.moe_layers import MoELayer, MoELayers
-from triosim.sharding.placements import Placements
+from triosim.sharding.placements import Shard
 from triosim.trace import Operator, Tensor
 
 
 class ExpertSharding:
-    """Shards the experts of a program for a rank by its expert-parallel coordinate; None is a rank with the mean load.
+    """Shards the experts of a program in one iteration, for each rank of a group.
 
-    ``deepep`` says how DeepEP carries the all-to-alls; without it NCCL does.
+    The programs of the ranks differ in the rows of some operators alone: exchanges are inserted once for all, and then each
+    rank's operators. ``deepep`` says how DeepEP carries the all-to-alls; without it NCCL does.
     """
 
     def __init__(
@@ -26,96 +29,116 @@ class ExpertSharding:
         program: Program,
         layers: MoELayers,
         exchanges: Sequence[TokenExchange],
-        coordinate: int | None,
         deepep: DeepEPSettings | None = None,
     ) -> None:
-        self._program = program
-        self._layers = layers
-        self._token_exchanges = exchanges
-        self._coordinate = coordinate
+        self.layers = layers
+        self.exchanges = exchanges
         self._deepep = deepep
+        self._training = program.training
         self._operator_ids = count(layers.last_operator + 1)
         self._tensor_ids = count(layers.last_tensor + 1)
         self._before: dict[int, list[BlockItem]] = {}
         self._after: dict[int, list[BlockItem]] = {}
+        self._copies: list[int] = []  # operators that permute exchanged rows
+        pairs = zip(layers.found, exchanges, strict=True)
+        self._local = [LocalOperators(self._local_experts(layer, exchange)) for layer, exchange in pairs]
+        self._exchanging = program.rewritten(self._with_exchanges)
+        experts = {operator.id for layer in layers.found for operator in layer.operators}
+        changed = experts | layers.local_weight_operators.keys()
+        self._repriced = OperatorSequence(_with_forwards(program.operators, changed), deduplicate=program.deduplicate)
 
-    def program(self) -> Program:
-        """Return the program of the rank."""
-        axis, ranks = self._layers.axis, self._layers.ranks
-        shapes: dict[int, Operator] = {}
-        for layer, exchange in zip(self._layers.found, self._token_exchanges, strict=True):
-            shapes |= self._local_experts(layer, exchange)
-        shapes |= self._layers.local_weight_operators
-        inserted = [item for items in (*self._before.values(), *self._after.values()) for item in items]
-        permutations = sorted((item for item in inserted if isinstance(item, Operator)), key=lambda one: one.id)
-        priced = {one.id: one for one in estimated(permutations, self._program.model, self._program.gpu)}
+    def program(self, program: Program, coordinate: int | None) -> Program:
+        """Return a rank's program, by its expert-parallel coordinate; None is a rank with the mean load.
+
+        ``program`` has the operators of the one that the sharding was made for.
+        """
+        shapes = dict(self.layers.local_weight_operators)
+        for local, exchange in zip(self._local, self.exchanges, strict=True):
+            shapes.update((operator.id, operator) for operator in local.of(exchange.rows(coordinate)))
+        after = [shapes.get(operator.id, operator) for operator in self._repriced]
+        priced = reprice(self._repriced, after, program.model, program.gpu, deduplicate=program.deduplicate)
+        copies = estimated([shapes[number] for number in self._copies], program.model, program.gpu)
+        exchanging = replace(program, stages=self._exchanging.stages, optimizers=self._exchanging.optimizers)
+        found = exchanging.with_operators({operator.id: operator for operator in (*priced, *copies)})
+        axis, ranks = self.layers.axis, self.layers.ranks
         note = f"operator times are predicted for each GPU's experts ({axis} on {ranks} GPUs)"
-        program = self._program.reshaped(shapes, note=note).rewritten(lambda block: self._items(block, priced))
-        return replace(program, experts=self._layers.weights, expert_axis=axis)
+        return replace(found, experts=self.layers.weights, expert_axis=axis).noted(note, *found.stand_in_notes())
 
-    def _local_experts(self, layer: MoELayer, exchange: TokenExchange) -> dict[int, Operator]:
-        """Return a layer's operators on the rows that the rank's experts receive, and insert exchanges around them."""
-        rows = exchange.rows(self._coordinate)
+    def _local_experts(self, layer: MoELayer, exchange: TokenExchange) -> list[LocalCall]:
+        """Return a layer's operators on the rows that a rank's experts receive, and insert exchanges around them."""
         ends = (*layer.entering, *layer.leaving)
         received = _ReceivedTensors({tensor.storage for tensor, _ in ends}, self._tensor_ids)
-        found = {op.id: self._local_operator(op, layer.rows_of(op), rows, received) for op in layer.operators}
-        tensors = {t.id: t for op in found.values() for t in (*op.inputs, *op.outputs)}
+        found = [self._local_call(layer, operator, received) for operator in layer.operators]
+        tensors = {one.tensor.id: one for call in found for one in (*call.inputs, *call.outputs)}
         dispatched: set[int] = set()
         for tensor, op in layer.entering:
             if tensor.id in received.ids and tensor.id not in dispatched:
                 dispatched.add(tensor.id)
                 there = tensors[received.ids[tensor.id]]
                 sent = self._all_to_all(layer, tensor, exchange, combine=False)
-                self._before.setdefault(op.id, []).extend(self._exchange(op, sent, tensor, there))
+                found.append(self._permutation(op, LocalTensor(tensor), there))
+                self._before.setdefault(op.id, []).extend(_exchange(sent, found[-1]))
         for tensor, op in layer.leaving:
             there = tensors[received.ids[tensor.id]]
             sent = self._all_to_all(layer, tensor, exchange, combine=True)
-            self._after.setdefault(op.id, []).extend(self._exchange(op, sent, there, tensor))
+            found.append(self._permutation(op, there, LocalTensor(tensor)))
+            self._after.setdefault(op.id, []).extend(_exchange(sent, found[-1]))
         return found
 
-    def _local_operator(
-        self, operator: Operator, row_dims: Placements, rows: int, received: _ReceivedTensors
-    ) -> Operator:
-        """Return an operator on the rows that the rank's experts receive and its share of stacked weights."""
+    def _local_call(self, layer: MoELayer, operator: Operator, received: _ReceivedTensors) -> LocalCall:
+        """Return an operator on the rows that a rank's experts receive and its share of stacked weights."""
+        rows = layer.rows_of(operator)
         grouped = "grouped" in operator.name.lower()
 
-        def local(tensor: Tensor) -> Tensor:
-            shape = list(tensor.shape)
-            shard = row_dims.get(tensor.id)
+        def local(tensor: Tensor) -> LocalTensor:
+            shard: Shard | None = rows.get(tensor.id)
+            here = received.tensor(tensor)
             if shard is not None:
-                shape[shard.dim] = shape[shard.dim] // shard.size * rows
-            elif len(shape) == 3 and (grouped or self._layers.is_stacked(tensor)):  # experts are the first dimension
-                shape[0] //= self._layers.ranks
-            return received.tensor(replace(tensor, shape=tuple(shape)))
+                return LocalTensor(here, shard.dim, tensor.shape[shard.dim] // shard.size)
+            if len(tensor.shape) == 3 and (
+                grouped or self.layers.is_stacked(tensor)
+            ):  # experts are the first dimension
+                here = replace(here, shape=(tensor.shape[0] // self.layers.ranks, *tensor.shape[1:]))
+            return LocalTensor(here)
 
-        return replace(operator, inputs=tuple(map(local, operator.inputs)), outputs=tuple(map(local, operator.outputs)))
+        return LocalCall(operator, tuple(map(local, operator.inputs)), tuple(map(local, operator.outputs)))
+
+    def _permutation(self, operator: Operator, read: LocalTensor, written: LocalTensor) -> LocalCall:
+        """Return the copy that permutes the rows of an exchange for an operator."""
+        self._copies.append(next(self._operator_ids))
+        what = self._copies[-1], "aten::index", operator.phase, operator.layer
+        return LocalCall(Operator(*what, (read.tensor,), (written.tensor,), 0.0), (read,), (written,))
 
     def _all_to_all(self, layer: MoELayer, own: Tensor, exchange: TokenExchange, *, combine: bool) -> Communicate:
         """Return the all-to-all of a rank's ``own`` rows: to their experts, or back in ``combine``."""
-        axis, ranks = self._layers.axis, self._layers.ranks
+        axis, ranks = self.layers.axis, self.layers.ranks
         if self._deepep is not None:
-            kernel = self._deepep.kernel(layer, own, exchange, combine=combine, training=self._program.training)
+            kernel = self._deepep.kernel(layer, own, exchange, combine=combine, training=self._training)
             nbytes, shares = sizes(kernel, ranks)
             return Communicate("all_to_all", nbytes, axis, tensors=(own.id,), shares=shares, transport=kernel)
         row_bytes = own.nbytes / own.shape[0]
         shares = exchange.shares(row_bytes, combine=combine)
         return Communicate("all_to_all", exchange.nbytes(row_bytes), axis, tensors=(own.id,), shares=shares)
 
-    def _exchange(self, operator: Operator, sent: Communicate, read: Tensor, written: Tensor) -> list[BlockItem]:
-        """Return an all-to-all for an operator, and the copy that permutes its rows."""
-        permutation = Operator(
-            *(next(self._operator_ids), "aten::index", operator.phase, operator.layer, (read,), (written,), 0.0)
-        )
-        return [replace(sent, operator=permutation.id), permutation]
-
-    def _items(self, block: Block, priced: Mapping[int, Operator]) -> Iterable[BlockItem]:
-        """Yield a block's items with the exchanges; inserted operators have the times that they were priced with."""
+    def _with_exchanges(self, block: Block) -> Iterable[BlockItem]:
+        """Yield a block's items with the exchanges."""
         for item in block.items:
-            if not isinstance(item, Operator):
+            if isinstance(item, Operator):
+                yield from (*self._before.get(item.id, ()), item, *self._after.get(item.id, ()))
+            else:
                 yield item
-                continue
-            for inserted in (*self._before.get(item.id, ()), item, *self._after.get(item.id, ())):
-                yield priced.get(inserted.id, inserted) if isinstance(inserted, Operator) else inserted
+
+
+def _exchange(sent: Communicate, permutation: LocalCall) -> tuple[BlockItem, ...]:
+    """Return an all-to-all, and the copy that permutes its rows."""
+    return replace(sent, operator=permutation.operator.id), permutation.operator
+
+
+def _with_forwards(operators: Sequence[Operator], changed: Set[int]) -> Iterator[Operator]:
+    """Return the operators that change, those that differentiate them, and the forward operators of all."""
+    affected = {one.id for one in operators if one.id in changed or one.forward in changed}
+    affected |= {one.forward for one in operators if one.id in affected and one.forward is not None}
+    return (one for one in operators if one.id in affected)
 
 
 class _ReceivedTensors:

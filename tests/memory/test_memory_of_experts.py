@@ -13,10 +13,10 @@ from triosim.compute.models.auto import AutoComputeModel
 from triosim.config import RunConfig
 from triosim.extrapolators.core.plan import ParallelPlan, plan
 from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.core.shape_differences import shape_differences
 from triosim.memory import MemoryReport
 from triosim.memory.extrapolated_memory import ExtrapolatedMemory
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
-from triosim.memory.liveness.shape_differences import shape_differences
 from triosim.models import Llama
 
 #: Two layers of four experts, two for each of 2 x 32 tokens; a number has 4 bytes.

@@ -26,7 +26,7 @@ class OperatorSequence(Sequence[Operator]):
 
     def __init__(self, operators: Iterable[Operator], *, deduplicate: bool = True) -> None:
         self._all = tuple(operators)
-        self._deduplicate = deduplicate
+        self.deduplicate = deduplicate
 
     @classmethod
     def of(cls, operators: Sequence[Operator]) -> OperatorSequence:
@@ -49,10 +49,11 @@ class OperatorSequence(Sequence[Operator]):
     @cached_property
     def forwards(self) -> list[Operator | None]:
         """For each operator the forward operator that it differentiates; None where that is not in the sequence."""
-        return [None if row is None else self._all[row] for row in self._forward_rows]
+        return [None if row is None else self._all[row] for row in self.forward_rows]
 
     @cached_property
-    def _forward_rows(self) -> list[int | None]:
+    def forward_rows(self) -> list[int | None]:
+        """The index of each one of ``forwards``."""
         rows = {operator.id: row for row, operator in enumerate(self._all) if operator.phase == "forward"}
         return [None if operator.forward is None else rows.get(operator.forward) for operator in self._all]
 
@@ -81,27 +82,43 @@ class OperatorSequence(Sequence[Operator]):
     @cached_property
     def distinct(self) -> tuple[OperatorSequence, Rows]:
         """The distinct operators, and for each operator of the sequence the index of the distinct one that equals it."""
-        if not self._deduplicate:
+        if not self.deduplicate:
             return self, np.arange(len(self._all), dtype=np.int64)
-        forwards = self._forward_rows
-        seen: dict[Hashable, int] = {}
-        sizes: dict[Hashable, int] = {}  # a number for each size of a tensor: numbers compare faster than shapes
-        rows = [-1] * len(self._all)
-        ones: list[Operator] = []
+        numbers = OperatorNumbers().of(self)
+        first: dict[int, int] = {}  # row by number
+        for row, number in enumerate(numbers):
+            first.setdefault(number, row)
+        if len(first) == len(self._all):
+            return self, np.arange(len(self._all), dtype=np.int64)
+        ones = []
+        for number in range(len(first)):
+            operator, forward = self._all[first[number]], self.forward_rows[first[number]]
+            of = None if forward is None else self._all[first[numbers[forward]]].id
+            ones.append(operator if of is None else replace(operator, forward=of))
+        return OperatorSequence(ones, deduplicate=False), np.array(numbers, dtype=np.int64)
 
-        def distinct_row(row: int) -> int:
-            if rows[row] < 0:
-                operator, forward = self._all[row], forwards[row]
-                of = -1 if forward is None else distinct_row(forward)
-                found = rows[row] = seen.setdefault((*_identity(operator, sizes), of), len(ones))
-                if found == len(ones):
-                    ones.append(operator if of < 0 else replace(operator, forward=ones[of].id))
-            return rows[row]
 
-        for row in range(len(self._all)):
-            distinct_row(row)
-        found = np.array(rows, dtype=np.int64)
-        return (self, found) if len(ones) == len(self._all) else (OperatorSequence(ones), found)
+class OperatorNumbers:
+    """Numbers for operators, from 0 in the order in which they are seen: equal for equal operators."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, int] = {}
+        self._sizes: dict[Hashable, int] = {}  # a number for each size of a tensor: numbers compare faster than shapes
+
+    def of(self, operators: OperatorSequence) -> list[int]:
+        """Return the number of each operator. Backward operators differ where those that they differentiate do."""
+        forwards = operators.forward_rows
+        numbers = [-1] * len(operators)
+
+        def number(row: int) -> int:
+            if numbers[row] < 0:
+                forward = forwards[row]
+                of = -1 if forward is None else number(forward)
+                key = (*_identity(operators[row], self._sizes), of)
+                numbers[row] = self._found.setdefault(key, len(self._found))
+            return numbers[row]
+
+        return [number(row) for row in range(len(operators))]
 
 
 def deduplicated(

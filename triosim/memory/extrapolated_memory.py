@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from typing import Any, TypeVar
 
 from triosim import gpus
@@ -32,7 +31,6 @@ from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetimes
 from triosim.memory.liveness.micro_batch_lifetimes import ProgramStorages
 from triosim.memory.liveness.rank_lifetimes import LifetimeTracker, PeakMoment, PeakTracker, StageLifetimes
 from triosim.memory.liveness.residents import HeldTensors, residents_of_footprint
-from triosim.memory.liveness.shape_differences import shape_differences
 from triosim.memory.world_memory import RankMemory, WorldMemory
 from triosim.tasks import TaskStream
 from triosim.trace import Tensor, Trace
@@ -110,11 +108,9 @@ def memory_of_run(plan: ParallelPlan | CapturedPlan, trace: Trace, *, fail_on_oo
 def _storages(plan: ParallelPlan, trace: Trace) -> list[list[ProgramStorages]]:
     """Return the storages of each iteration's programs: one object for all where these differ in shapes alone."""
     programs = [[lowering.program for lowering in lowerings] for lowerings in plan.lowerings]
-    every = list(chain.from_iterable(programs))
-    differences = shape_differences(every) if len(every) > 1 else None
-    if differences is None:
+    if plan.differences is None:
         return [[ProgramStorages(program, trace) for program in some] for some in programs]
-    common = ProgramStorages(every[0], trace, differences)
+    common = ProgramStorages(programs[0][0], trace, plan.differences)
     return [[common] * len(some) for some in programs]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import traces
 from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim import describe, simulate
+from triosim.config import RunConfig
 from triosim.errors import OptionError, TraceError
+from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.plan import ParallelPlan
+from triosim.extrapolators.expert.ep import ExpertParallel
 from triosim.extrapolators.expert.expert_loads import Load, LoadDistribution
 from triosim.results.values import ResultData
 from triosim.tasks import AllToAll, Compute, Task
@@ -293,3 +297,25 @@ def test_one_rank_keeps_all_experts() -> None:
         sum(o.seconds for o in operators_of(draw(experts("dp=1,ep=1").tasks(0)))),
         sum(o.seconds for o in MIXTRAL.operators),
     )
+
+
+def test_the_program_of_a_rank_is_the_same_whichever_ranks_were_before_it() -> None:
+    plan = planned(MIXTRAL, "dp=4")
+    config = RunConfig.of(options={"load": "zipf", "skew": "2"})
+    ranks = [replace(plan.program, coordinates=(("ep", rank),), iteration=n) for n in (0, 1) for rank in (3, 1, 0, 2)]
+    one = ExpertParallel(4, config)
+    together = [one.transform(program, plan.mesh) for program in ranks]
+    assert together == [ExpertParallel(4, config).transform(program, plan.mesh) for program in ranks]
+    rows = [next(o for o in one.operators if "grouped" in o.name.lower()).inputs[0].shape[0] for one in together]
+    assert sum(rows[:4]) == sum(rows[4:]) == 4 * ROWS  # each rank's tokens go to two experts each, somewhere
+    assert rows[:4] != rows[4:]
+
+
+def test_what_follows_from_structure_alone_is_the_same_for_the_programs_of_all_ranks() -> None:
+    plan = experts("dp=4,pp=2,ep=2", load="zipf", micro_batches=2)
+    assert plan.differences is not None
+    for (lowering,) in zip(*plan.lowerings, strict=True):
+        held = [lowering.program.held(pipeline_rank) for pipeline_rank in (0, 1)]
+        assert lowering.gradients == [stage.gradients() for stage in held]
+        alone = Lowering(lowering.program, plan.mesh)
+        assert lowering.slots == alone.slots

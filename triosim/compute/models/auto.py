@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from triosim.compute.models.forest import Forest, Reduction
 from triosim.compute.models.linear import Linear
 from triosim.compute.models.roofline import Roofline
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
+from triosim.compute.remembered_ratios import RememberedRatios
 from triosim.trace import Operator, Trace
 
 #: The expected error of an estimate whose model cannot say it.
@@ -58,9 +60,11 @@ class AutoComputeModel(ComputeModel):
         self._sustained = sustained
         self._linear: Linear | None = None
         self._roofline = Roofline()
+        self._ratios: dict[str, RememberedRatios] = {}  # by GPU
 
     def fit(self, trace: Trace) -> None:
         """Fit the models that learn within the trace."""
+        self._ratios = {}
         self._linear = Linear()
         operators = OperatorSequence(trace.operators)
         self._linear.learn(operators, trace.gpu)
@@ -75,10 +79,16 @@ class AutoComputeModel(ComputeModel):
         """Return the ratio of each operator's times, both by the one model with the smallest expected error."""
         before, after = OperatorSequence.of(before), OperatorSequence.of(after)
         if gpu == target:
-            return best((model.ratios(before, after, gpu, gpu), weight) for model, weight in self._candidates(gpu))
+            if not after.deduplicate:
+                return self._ratios_on(gpu, before, after)
+            known = self._ratios.setdefault(gpu, RememberedRatios())
+            return known.of(before, after, partial(self._ratios_on, gpu))
         models = (*(self._stored(target) if self._stored(gpu) else ()), self._roofline)
         found = [model.ratios(before, after, gpu, target) for model in models]
         return best((one, 1.0) for one in (_regressions_alone(before, after, target), *found))
+
+    def _ratios_on(self, gpu: str, before: OperatorSequence, after: OperatorSequence) -> Estimates:
+        return best((model.ratios(before, after, gpu, gpu), weight) for model, weight in self._candidates(gpu))
 
     def _candidates(self, gpu: str) -> Iterator[tuple[ComputeModel, float]]:
         """Yield the models to ask about one GPU, and the factors of their errors."""

@@ -43,17 +43,22 @@ def reprice(
     if not changed:
         return list(after)
     asked = changed | {new.forward for new in after if new.id in changed}
-    pairs = [pair for pair in zip(before, after, strict=True) if pair[1].id in asked]
-    old_ones, new_ones = (
-        OperatorSequence((pair[which] for pair in pairs), deduplicate=deduplicate) for which in (0, 1)
-    )
+    rows = [row for row, new in enumerate(after) if new.id in asked]
+    old_ones, new_ones = (_selected(some, rows, deduplicate=deduplicate) for some in (before, after))
     found, _ = answers(model, new_ones, lambda asked: asked.ratios(old_ones, new_ones, gpu, gpu))
     priced = {
         new.id: with_prediction(scaled(new, float(found.seconds[row]), old), found, row, old)
-        for row, (old, new) in enumerate(pairs)
+        for row, (old, new) in enumerate(zip(old_ones, new_ones, strict=True))
         if new.id in changed
     }
     return [priced.get(new.id, new) for new in after]
+
+
+def _selected(operators: Sequence[Operator], rows: Sequence[int], *, deduplicate: bool) -> OperatorSequence:
+    """Return some operators; all of a sequence as it is, with the features that it keeps."""
+    if isinstance(operators, OperatorSequence) and len(rows) == len(operators):
+        return operators
+    return OperatorSequence([operators[row] for row in rows], deduplicate=deduplicate)
 
 
 def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:

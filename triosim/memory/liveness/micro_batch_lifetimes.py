@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, SendToStage, TransferKey
+from triosim.extrapolators.core.shape_differences import ShapeDifferences
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, PERSISTENT, whole_blocks
-from triosim.memory.liveness.shape_differences import ShapeDifferences
 from triosim.operators.features import base_name
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
 

@@ -19,7 +19,7 @@ class ShapeDifferences:
 
 
 def shape_differences(programs: Iterable[Program]) -> ShapeDifferences | None:
-    """Return in which shapes programs differ; None where they differ in anything else that memory depends on.
+    """Return in which shapes programs differ; None where they differ in more than these and times.
 
     All-to-alls may differ in their sizes: what arrives from one is a buffer, which has no storage.
     """
