@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from triosim.extrapolators.core.hooks import TrainingHooks as TrainingHooks
     from triosim.extrapolators.core.hooks import require_gradients as require_gradients
     from triosim.extrapolators.core.hooks import with_hooks as with_hooks
-    from triosim.extrapolators.core.memory_footprint import MemoryFootprint as MemoryFootprint
+    from triosim.extrapolators.core.memory import MemoryFootprint as MemoryFootprint
     from triosim.extrapolators.core.mesh import Axis as Axis
     from triosim.extrapolators.core.mesh import Mesh as Mesh
     from triosim.extrapolators.core.plan import ParallelPlan as ParallelPlan
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "core.extrapolator": ["Extrapolator"],
     "core.hooks": ["RankContext", "TrainingHooks", "require_gradients", "with_hooks"],
-    "core.memory_footprint": ["MemoryFootprint"],
+    "core.memory": ["MemoryFootprint"],
     "core.mesh": ["Axis", "Mesh"],
     "core.plan": ["ParallelPlan"],
     "core.program": [

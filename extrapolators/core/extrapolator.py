@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from triosim.config import Option, RunConfig
 from triosim.errors import OptionError
-from triosim.extrapolators.core.memory_footprint import MemoryFootprint
+from triosim.extrapolators.core.memory import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.core.training_loop import TrainingLoop

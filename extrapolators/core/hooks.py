@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.memory_tracker import UNTRACKED, MemoryTracker
+from triosim.extrapolators.core.memory import UNTRACKED, MemoryTracker
 from triosim.extrapolators.core.mesh import GroupAxes
 from triosim.extrapolators.core.program import Block, Gradient, HooksFactory, Program, RankHooksFactory, Stage
 from triosim.tasks import COMMUNICATION_STREAM, AllReduce, Communicator, Handle, Layers, TaskStream, Wait

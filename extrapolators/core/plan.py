@@ -13,7 +13,7 @@ from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.flags import GRADIENT_DTYPE
 from triosim.extrapolators.core.lowering import Lowering
-from triosim.extrapolators.core.memory_footprint import MemoryFootprint
+from triosim.extrapolators.core.memory import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.parallelisms import Parallel, Parallelisms
 from triosim.extrapolators.core.program import Program, single_stage

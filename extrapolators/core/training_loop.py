@@ -16,7 +16,7 @@ from triosim.extrapolators.core.lowering import (
     RunOperators,
     ScheduledAction,
 )
-from triosim.extrapolators.core.memory_tracker import UNTRACKED, MemoryTracker
+from triosim.extrapolators.core.memory import UNTRACKED, MemoryTracker
 from triosim.extrapolators.core.program import Await, Block, Communicate, ExchangeWithRank, SendToStage, TransferKey
 from triosim.extrapolators.core.schedule_table import ActionPhase
 from triosim.tasks import (

@@ -25,7 +25,7 @@ from triosim.config import Option
 from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.hooks import require_training
-from triosim.extrapolators.core.memory_footprint import MemoryFootprint
+from triosim.extrapolators.core.memory import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.core.training_loop import TrainingLoop

@@ -20,7 +20,7 @@ from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.flags import GRADIENT_DTYPE
 from triosim.extrapolators.core.hooks import require_training
-from triosim.extrapolators.core.memory_footprint import MemoryFootprint
+from triosim.extrapolators.core.memory import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.core.training_loop import TrainingLoop

@@ -18,8 +18,7 @@ from triosim.config import Option
 from triosim.errors import DoesNotFitError, OptionError
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.extrapolators.core.lowering import Lowering
-from triosim.extrapolators.core.memory_footprint import MemoryFootprint
-from triosim.extrapolators.core.memory_tracker import MemoryTracker
+from triosim.extrapolators.core.memory import MemoryFootprint, MemoryTracker
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Gradient
 from triosim.extrapolators.core.training_loop import TrainingLoop

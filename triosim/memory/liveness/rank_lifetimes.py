@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from triosim.extrapolators.core.lowering import InstructionList, Lowering, PostedReceive, ScheduledAction
-from triosim.extrapolators.core.memory_tracker import MemoryTracker
+from triosim.extrapolators.core.memory import MemoryTracker
 from triosim.extrapolators.core.program import Gradient, ReceiveFromStage, TransferKey
 from triosim.extrapolators.core.schedule_table import Action, ActionPhase
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, Lifetime, Lifetimes, whole_blocks

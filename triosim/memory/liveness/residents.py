@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from triosim.extrapolators.core.memory_footprint import MemoryFootprint
+from triosim.extrapolators.core.memory import MemoryFootprint
 from triosim.extrapolators.core.program import Program, Stage
 from triosim.memory.liveness.micro_batch_lifetimes import CapturedStorages, ProgramStorages
 from triosim.trace import Storage, Tensor

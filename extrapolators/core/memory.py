@@ -1,12 +1,14 @@
-"""The interface of memory trackers, which follow what a rank allocates and frees in its training loop.
+"""What parallelisms say of a rank's memory: to a tracker, which follows its training loop, or as a footprint.
 
-The loop reports the operators that run; the program has the lifetimes of their results. Hooks report their own allocations:
-gathered parameters, buffers that are sent from, shares of gradients.
+The training loop reports to a tracker the operators that run; the program has the lifetimes of their results. Hooks report
+their own allocations: gathered parameters, buffers that are sent from, shares of gradients. A footprint is declared by a
+parallelism that writes the tasks of a rank itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,3 +41,18 @@ class MemoryTracker:
 
 
 UNTRACKED = MemoryTracker()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFootprint:
+    """A rank's memory in terms of a training step: by default, the whole step and no more.
+
+    ``trains`` says whether the rank runs the forward and backward passes, ``updates`` whether it runs the optimizer and keeps
+    its states. ``share`` is the part that it keeps of each parameter and of the program's optimizer states. ``buffers`` are
+    what it holds all the time besides: a name, the category and the bytes of each.
+    """
+
+    trains: bool = True
+    updates: bool = True
+    share: float = 1.0
+    buffers: tuple[tuple[str, Category, float], ...] = ()
