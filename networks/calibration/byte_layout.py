@@ -6,7 +6,7 @@ between nodes every GPU sends over its own network card what the chosen algorith
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from triosim.errors import OptionError
 from triosim.networks.calibration.curves import Algorithm, sent
@@ -47,22 +47,25 @@ class ByteLayout:
         algorithm = self.algorithm(operation.ranks)
         if algorithm is not self._ring and kind in ("broadcast", "reduce"):
             operation = operation._replace(kind="all_gather" if kind == "broadcast" else "reduce_scatter", root=None)
-        edges = algorithm.steady_state(operation, self._topology).edges
+        near: Sequence[Edge] = algorithm.steady_state(operation, self._topology).edges
+        far: Sequence[Edge] = ()
+        if crossing is not None:
+            home: dict[NodeRef, int] = {rank: node for node, ranks in nodes.items() for rank in ranks}
+            edges, near, far = near, [], []
+            for edge in edges:
+                (near if home[edge.source] == home[edge.destination] else far).append(edge)
+            far = _scaled(far, card_share(kind, crossing, len(nodes), len(home)) / _most_on_a_card(far))
         if self._shape == "hybrid_cube_mesh":
             near = [edge for node in nodes.values() for edge in self._over_links(operation, node)]
-            edges = (*near, *filter(self._crosses, edges))
-        if crossing is not None:
-            edges = self._on_cards(edges, card_share(kind, crossing, len(nodes), len(operation.ranks)))
         inside = len(operation.ranks) // len(nodes)
-        if kind != "all_reduce" or not self._reduces or inside < 2:
-            return edges
-        reduced = min(1.0, (inside + 1) / (2.0 * (inside - 1)))  # by those of a ring
-        return _scaled(edges, lambda edge: 1.0 if self._crosses(edge) else reduced)
+        if kind == "all_reduce" and self._reduces and inside > 3:
+            near = _scaled(near, (inside + 1) / (2 * inside - 2))  # by those of a ring
+        return (*near, *far)
 
-    def of_one_node(self, edges: Sequence[Edge]) -> Iterator[Edge]:
+    def of_one_node(self, edges: Sequence[Edge], ranks: Ranks) -> Iterator[Edge]:
         """Yield the edges from and to one node: where all nodes do the same, its links are as busy as those of any other."""
-        node = self._node(edges[0].source)
-        return (edge for edge in edges if node in (self._node(edge.source), self._node(edge.destination)))
+        node = {*next(iter(self.by_node(ranks).values()))}
+        return (edge for edge in edges if edge.source in node or edge.destination in node)
 
     def uniform(self, operation: CollectiveOperation) -> bool:
         """Return whether all nodes of a collective do the same."""
@@ -95,24 +98,16 @@ class ByteLayout:
         straight = {other: route for other, route in routes.items() if len(route) == 1} or routes
         return {other: min(link.bandwidth for link in route) for other, route in straight.items()}
 
-    def _on_cards(self, edges: tuple[Edge, ...], share: float) -> tuple[Edge, ...]:
-        """Return edges with those between nodes scaled: a card sends, or receives, at most a ``share`` of a byte."""
-        cards: dict[tuple[NodeRef, bool], float] = {}
-        for edge in filter(self._crosses, edges):
-            for card in ((edge.source, True), (edge.destination, False)):
-                cards[card] = cards.get(card, 0.0) + edge.nbytes
-        factor = share / max(cards.values(), default=share)
-        return _scaled(edges, lambda edge: factor if self._crosses(edge) else 1.0)
 
-    def _node(self, place: NodeRef) -> int | None:
-        """Return the node of a rank; None for a switch, which is inside one."""
-        return place // self._per_node if isinstance(place, int) else None
-
-    def _crosses(self, edge: Edge) -> bool:
-        """Return whether an edge leaves a node."""
-        source, destination = self._node(edge.source), self._node(edge.destination)
-        return source != destination and source is not None and destination is not None
+def _most_on_a_card(edges: Sequence[Edge]) -> float:
+    """Return the most bytes that a GPU sends, or receives, over edges between nodes."""
+    sent_by: dict[NodeRef, float] = {}
+    received_by: dict[NodeRef, float] = {}
+    for source, destination, nbytes in edges:
+        sent_by[source] = sent_by.get(source, 0.0) + nbytes
+        received_by[destination] = received_by.get(destination, 0.0) + nbytes
+    return max(*sent_by.values(), *received_by.values())
 
 
-def _scaled(edges: tuple[Edge, ...], factor: Callable[[Edge], float]) -> tuple[Edge, ...]:
-    return tuple([edge._replace(nbytes=edge.nbytes * factor(edge)) for edge in edges])
+def _scaled(edges: Sequence[Edge], factor: float) -> list[Edge]:
+    return [Edge(source, destination, nbytes * factor) for source, destination, nbytes in edges]

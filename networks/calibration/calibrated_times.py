@@ -131,7 +131,7 @@ class CalibratedCollectives:
                 self._groups.clear()
                 self._kept = len(edges)
             uniform = self._layout.uniform(one) and not self.measured_on.overridden
-            idle = busiest(self._layout.of_one_node(edges) if uniform else edges, self.measured_on)
+            idle = busiest(self._layout.of_one_node(edges, one.ranks) if uniform else edges, self.measured_on)
             found = group.edges[key] = _UnitEdges(edges, idle)
         return found
 
