@@ -25,7 +25,7 @@ MODEL = Llama(
     **{"layers": 2, "hidden": HIDDEN, "heads": 4, "kv_heads": 4, "feed_forward": INNER, "vocab": WORDS},
     **{"experts": EXPERTS, "sequence": 32, "name": "two-mixtures"},
 )
-TRACE = triosim.describe(MODEL, batch=2, dtype="float32", optimizer="adamw")
+TRACE = triosim.describe(MODEL, batch=2, dtype="float32", optimizer="adamw", stack="eager")
 STACKED = 4 * EXPERTS * 3 * HIDDEN * INNER  # the experts of a layer
 DENSE = 4 * (4 * HIDDEN * HIDDEN + EXPERTS * HIDDEN + 2 * HIDDEN)  # attention, router, two norms
 ROOT = 4 * (2 * WORDS * HIDDEN + HIDDEN)  # words, projection to the vocabulary, last norm

@@ -163,7 +163,7 @@ def test_a_layer_keeps_the_bytes_of_the_published_formula(options: dict[str, Any
 
 def test_what_a_policy_saves_is_kept_even_if_nobody_reads_it() -> None:
     # Without it, the output of every product is made again; the last of a layer is needed by nobody, and kept all the same.
-    trace = triosim.describe("llama3-8b", batch=1, sequence=64, layers=2, dtype="bf16")
+    trace = triosim.describe("llama3-8b", batch=1, sequence=64, layers=2, dtype="bf16", stack="eager")
     products = [op for op in trace.operators if op.phase == "forward" and op.name == "aten::mm" and ".0." in op.layer]
     last = products[-1].outputs[0].nbytes
     found = [

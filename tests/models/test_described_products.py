@@ -18,7 +18,7 @@ TRACES = Path(__file__).resolve().parents[2] / "examples" / "traces"
     [
         ("gpt2", {"model": "gpt2", "batch": 8, "sequence": 1024, "dtype": "fp32"}),
         ("bert", {"model": "bert-base", "batch": 8, "sequence": 512, "dtype": "fp32"}),
-        ("llama_1b", {"model": "llama3.2-1b", "batch": 4, "sequence": 2048, "dtype": "bf16"}),
+        ("llama_1b", {"model": "llama3.2-1b", "batch": 4, "sequence": 2048, "dtype": "bf16", "stack": "eager"}),
         ("resnet50", {"model": "resnet50", "batch": 128, "dtype": "fp32", "optimizer": "sgd"}),
         ("vgg13", {"model": "vgg13", "batch": 128, "dtype": "fp32", "optimizer": "sgd"}),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -49,12 +50,15 @@ def test_a_stack_is_the_options_that_it_stands_for(name: str) -> None:
 
 def test_an_option_overrides_its_part_of_a_stack() -> None:
     found = names(described(LLAMA, stack="megatron", kernels="eager", attention="flash", optimizer="none"))
-    assert found == names(described(LLAMA, kernels="eager", optimizer="none"))
+    assert found == names(described(LLAMA, stack="eager", optimizer="none"))
 
 
-def test_megatrons_models_are_trained_by_megatron_and_others_by_pytorch() -> None:
+def test_a_model_is_trained_by_the_stack_that_its_published_steps_ran_on() -> None:
+    """Megatron's GPTs by Megatron, Llamas compiled, and others kernel by kernel, as transformers' Llamas of 2024 were."""
     assert described(SIZES).software["stack"] == "megatron"
-    assert described(LLAMA).software["stack"] == "eager"
+    assert described(LLAMA).software["stack"] == "compiled"
+    assert described(replace(LLAMA, style="transformers-2024")).software["stack"] == "eager"
+    assert triosim.describe("bert-base", layers=1).software["stack"] == "eager"
     assert "fused::bias_gelu" in names(described(SIZES))
     assert "fused::bias_gelu" not in names(described(SIZES, stack="eager"))
 
@@ -93,7 +97,9 @@ def test_attention_runs_by_the_kernel_that_was_chosen(attention: str, name: str 
 
 
 def test_delayed_scaling_casts_a_tensor_without_looking_at_it_before() -> None:
-    current, delayed = (Counter(names(described(LLAMA, products=one))) for one in ("fp8-current", "fp8-delayed"))
+    current, delayed = (
+        Counter(names(described(LLAMA, stack="megatron", products=one))) for one in ("fp8-current", "fp8-delayed")
+    )
     assert delayed["aten::_scaled_mm"] == current["aten::_scaled_mm"] > 0
     assert delayed["aten::amax"] == 0 < current["aten::amax"]
     assert delayed["fused::cast_transpose"] == current["fused::cast_transpose"]

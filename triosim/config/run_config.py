@@ -133,7 +133,8 @@ class RunConfig:
         "plain: parameters in --dtype too. mixed: parameters in fp32, and autocast to --dtype.")
     stack: str | None = _model("choice", metavar="NAME", choices=tuple(STACKS), help=
         "The software stack, which gives the next four and --host-overhead their defaults: eager, compiled, megatron, te-fp8 "
-        "(megatron in fp8) or deepspeed (Megatron-DeepSpeed of 2022). By default megatron for Megatron's GPTs, else eager.")
+        "(megatron in fp8) or deepspeed (Megatron-DeepSpeed of 2022). By default megatron for Megatron's GPTs, compiled for "
+        "Llamas and models like them, else eager.")
     optimizer: str | None = _model(
         "choice", metavar="NAME", choices=("adamw", "fused-adamw", "master-adamw", "sgd", "none"), help=
         "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none. By default the stack's.")

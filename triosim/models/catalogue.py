@@ -103,8 +103,14 @@ def nearest_model(name: str) -> str:
 
 
 def usual_stack(model: Model) -> Stack:
-    """Return the stack that a model is trained with where nobody names one."""
-    return STACKS["megatron" if isinstance(model, GPT) and model.style == "megatron" else "eager"]
+    """Return the stack that a model is trained with where nobody names one: the one that published steps of it ran on.
+
+    Megatron's GPTs run on Megatron. Of steps of Llamas and models like them two are of kernels one by one; torchtitan and
+    fms-fsdp compile, and what Megatron fuses by hand takes about as long. Others (MPT, BERT, image models) were not compiled.
+    """
+    if isinstance(model, GPT) and model.style == "megatron":
+        return STACKS["megatron"]
+    return STACKS["compiled" if isinstance(model, Llama) and model.style != "transformers-2024" else "eager"]
 
 
 def with_layers(model: Model, layers: int) -> Model:

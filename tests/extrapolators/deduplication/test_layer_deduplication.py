@@ -24,7 +24,7 @@ DENSE = describe(Llama(**SIZES, kv_heads=2, feed_forward=64), batch=4, dtype="fl
 GPTS = describe(GPT(**SIZES), batch=4, dtype="float16")
 MIXTURES = describe(Llama(**SIZES, kv_heads=4, feed_forward=32, experts=4), batch=4, dtype="float32")
 DEEP = {**SIZES, "layers": 9}
-DEEP_DENSE = describe(Llama(**DEEP, kv_heads=2, feed_forward=64), batch=4, dtype="float32")
+DEEP_DENSE = describe(Llama(**DEEP, kv_heads=2, feed_forward=64), batch=4, dtype="float32", stack="eager")
 DEEP_GPTS = describe(GPT(**DEEP), batch=4, dtype="bfloat16", precision="mixed")
 DEEP_MIXTURES = describe(Llama(**DEEP, kv_heads=4, feed_forward=32, experts=4), batch=4, dtype="float32")
 T5S = describe(

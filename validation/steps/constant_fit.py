@@ -1,0 +1,175 @@
+"""Fits of the package's constants to measured steps, with each source of them left out in turn.
+
+    python -m validation.steps.constant_fit energy hopper|ampere [ROWS]
+    python -m validation.steps.constant_fit launch eager|compiled|megatron|te-fp8|deepspeed [ROWS]
+
+``energy`` is that of a FLOP of an architecture (``triosim.gpus.energy.HALF``), ``launch`` what an operator's launch costs the
+host in a software stack (``triosim/config/stacks.json``). Rows are predicted by their plain commands, in processes that take
+another value. Between these the logarithm of a step's time is a straight line in that of the constant. Sources count alike,
+however many rows they have: those of an energy are tables, those of a launch model sizes of a table. ROWS are those of each
+table, evenly spaced (12). Rows that change by less than 2% over all values say nothing of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, MutableMapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim.config.stacks import STACKS, Stack
+from triosim.errors import TriosimError
+from triosim.gpus import energy
+from triosim.models.catalogue import usual_stack
+from triosim.models.description import find_model
+from validation.steps import formats
+from validation.steps.command import Command
+from validation.steps.errors import spaced
+from validation.steps.rows import Format, Row
+
+#: Rows of more work than this (layers times micro-batches times GPUs) are left out.
+_MOST_WORK = 2e5
+#: The least that the largest value changes a row by, over the smallest.
+_LEAST_CHANGE = 0.02
+
+Errors = npt.NDArray[np.float64]  # log(predicted / measured), of (factors, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant of the package: its value there in a unit, the tables that say something of it, and how it is changed.
+
+    ``factors`` times its value are tried. ``source`` names that of a row; ``chosen``: whether a row has to do with it.
+    """
+
+    value: float
+    unit: str
+    tables: tuple[str, ...]
+    factors: tuple[float, ...]
+    multiply: Callable[[float], None]
+    source: Callable[[str, Row], str] = lambda table, _: table
+    chosen: Callable[[Format, Row], bool] = lambda _, row: row.quantity == "step time"
+
+
+def energy_of(architecture: str) -> Constant:
+    """Return the energy of a FLOP of an architecture."""
+    known = cast("MutableMapping[str, energy.Energy]", energy.HALF)
+    tables = {
+        "hopper": ("torchtitan", "torchsim-sharded", "one-gpu"),
+        "ampere": ("megatron-one-node", "megatron-nodes", "megatron-selective"),
+    }[architecture]
+
+    def multiply(factor: float) -> None:
+        known[architecture] = replace(known[architecture], joules=factor * known[architecture].joules)
+
+    return Constant(known[architecture].joules * 1e12, "pJ", tables, (0.8, 0.9, 1.0, 1.1, 1.2), multiply)
+
+
+def launch_of(stack: str) -> Constant:
+    """Return what a launch costs the host in a stack."""
+    known = cast("MutableMapping[str, Stack]", STACKS)
+    tables = {
+        "eager": ("timm",),
+        "compiled": ("torchtitan", "published"),
+        "megatron": ("automodel", "megatron-bridge", "megatron-lm"),
+        "te-fp8": ("nemo", "megatron-bridge", "megatron-lm", "published"),
+        "deepspeed": ("megatron-one-node", "bigscience"),
+    }[stack]
+
+    def multiply(factor: float) -> None:
+        one = known[stack]
+        changed = {name: factor * getattr(one, name) for name in ("launch_seconds", "call_seconds")}
+        known[stack] = replace(one, **changed)
+
+    def chosen(kind: Format, row: Row) -> bool:
+        return row.quantity in ("step time", "training step") and _stack_of(kind, row) == stack
+
+    factors = (0.25, 0.5, 1.0, 2.0, 4.0)
+    return Constant(STACKS[stack].launch_seconds * 1e6, "us", tables, factors, multiply, _model_of_table, chosen)
+
+
+KINDS: dict[str, Callable[[str], Constant]] = {"energy": energy_of, "launch": launch_of}
+
+
+def _model_of_table(table: str, row: Row) -> str:
+    return f"{table} {row.model}"
+
+
+def _stack_of(kind: Format, row: Row) -> str:
+    """Return the stack of a row's command; without one, a script was captured."""
+    command = kind.command(row)
+    if not isinstance(command, Command):
+        return "eager"
+    said = command.arguments
+    return said[said.index("--stack") + 1] if "--stack" in said else usual_stack(find_model(said[0])).name
+
+
+def errors_of_table(kind: str, name: str, table: str, factor: float, count: int) -> dict[str, list[float]]:
+    """Return log(predicted / measured) of a table's rows by source, with another constant. For a process of its own."""
+    constant = KINDS[kind](name)
+    constant.multiply(factor)
+    found: dict[str, list[float]] = {}
+    for form, title, rows in formats.shared(table, refuse=lambda *_: None):
+        quick = [row for row in rows if form.work(row) <= _MOST_WORK and constant.chosen(form, row)]
+        for row in spaced(quick, count):
+            try:
+                off = float(np.log(form.predicted(row, {}).value / row.measured))
+            except TriosimError:
+                off = float("nan")
+            found.setdefault(constant.source(title, row), []).append(off)
+    return found
+
+
+def sensitive(errors: Errors) -> Errors:
+    """Return the rows that the constant moves, and that could be predicted."""
+    return errors[:, np.isfinite(errors).all(axis=0) & (np.ptp(errors, axis=0) >= _LEAST_CHANGE)]
+
+
+def fitted(sources: dict[str, Errors], factors: Sequence[float]) -> float:
+    """Return the factor with the least mean error of the sources; ``factors`` are those that were tried."""
+    between = np.geomspace(factors[0], factors[-1], 161)
+    means = [np.mean([mean_error(errors, factors, one) for errors in sources.values()]) for one in between]
+    return float(between[int(np.argmin(means))])
+
+
+def mean_error(errors: Errors, factors: Sequence[float], factor: float) -> float:
+    """Return the mean |predicted / measured - 1| of a source's rows with a factor."""
+    at = [np.interp(np.log(factor), np.log(factors), row) for row in errors.T]
+    return float(np.mean(np.abs(np.expm1(at))))
+
+
+def main(kind: str, name: str, count: int) -> None:
+    """Print the value that fits best, and each source's error in the fit and where it was left out."""
+    constant = KINDS[kind](name)
+    with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
+        asked = {
+            table: [pool.submit(errors_of_table, kind, name, table, factor, count) for factor in constant.factors]
+            for table in constant.tables
+        }
+        by_table = {table: [one.result() for one in several] for table, several in asked.items()}
+    every = {
+        source: np.array([one[source] for one in several]) for several in by_table.values() for source in several[0]
+    }
+    sources = {source: moved for source, errors in every.items() if (moved := sensitive(errors)).size}
+    best = fitted(sources, constant.factors)
+    print(f"{name}: {constant.value:g} {constant.unit} in the package, {best * constant.value:.2f} fitted to all")
+    off = {"package": [], "fitted": [], "left out": []}  # type: dict[str, list[float]]
+    for source, errors in sources.items():
+        others = {other: one for other, one in sources.items() if other != source}
+        without = fitted(others or sources, constant.factors)
+        for how, factor in (("package", 1.0), ("fitted", best), ("left out", without)):
+            off[how].append(mean_error(errors, constant.factors, factor))
+        print(
+            f"{source}: {errors.shape[1]} rows, {off['package'][-1]:.1%} off with the package's, "
+            f"{off['fitted'][-1]:.1%} fitted, {off['left out'][-1]:.1%} left out ({without * constant.value:.2f})"
+        )
+    print("all: " + ", ".join(f"{np.mean(errors):.1%} {how}" for how, errors in off.items()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 12)
