@@ -130,9 +130,7 @@ class CalibratedCollectives:
             if self._kept > _MOST_EDGES:
                 self._groups.clear()
                 self._kept = len(edges)
-            uniform = self._layout.uniform(one) and not self.measured_on.overridden
-            idle = busiest(self._layout.of_one_node(edges, one.ranks) if uniform else edges, self.measured_on)
-            found = group.edges[key] = _UnitEdges(edges, idle)
+            found = group.edges[key] = _UnitEdges(tuple(edges), busiest(edges, self.measured_on))
         return found
 
 
