@@ -61,12 +61,18 @@ class Benchmark:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkCase:
-    """One operator to measure; ``integers`` has the positions of integer inputs, with the bound of their values."""
+    """One operator to measure; ``integers`` has the positions of integer inputs, with the bound of their values.
+
+    ``benchmark`` is what it was drawn for, empty for an operator of a plan; of that, ``forward`` is what it differentiates, and
+    ``call`` the operator of a step that it stands for.
+    """
 
     name: str
     operator: Operator
     benchmark: str
     integers: Mapping[int, int]
+    forward: str = ""
+    call: str = ""
 
 
 class SizeSampler:

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from triosim.operators import features
 from triosim.operators.kinds import kind_of
 from triosim.output_files import check_writable
 from triosim.trace import Operator, Tensor, dtype_name
-from triosim.tracer.benchmarks import cases
+from triosim.tracer.benchmarks import cases, dispatch, planned_cases
 from triosim.tracer.benchmarks.cases import BENCHMARKS, BenchmarkCase, SizeLimits
 from triosim.tracer.benchmarks.timers import CallTimer, CpuTimer, CudaTimer
 from triosim.tracer.pytorch_version import require_torch
@@ -40,7 +41,10 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class MeasurementPlan:
-    """The cases to measure: ``count`` of each operator and dtype, drawn from ``seed``, for at most ``seconds``."""
+    """The cases to measure: ``count`` of each operator and dtype, drawn from ``seed``, for at most ``seconds``.
+
+    Or, where it is given, those of a ``file`` that ``triosim calibrate missing`` wrote.
+    """
 
     operators: Sequence[str] = ()
     dtypes: Sequence[str] = ("float32", "bfloat16")
@@ -48,6 +52,7 @@ class MeasurementPlan:
     seconds: float | None = None
     seed: int = 0
     limits: SizeLimits | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,29 +74,22 @@ def measure(
     require_torch("measuring")
     import torch
 
-    names = cases.chosen(plan.operators)
-    plan = replace(plan, dtypes=tuple(dict.fromkeys(map(dtype_name, plan.dtypes))))
-    if not plan.dtypes:
-        raise OptionError("names no dtype", where="--dtypes", fix=f"give some of {', '.join(DTYPES)}")
-    for dtype in plan.dtypes:
-        if dtype not in DTYPES:
-            raise OptionError(f"there are no benchmarks in '{dtype}'", where="--dtypes", fix=nearest(dtype, DTYPES))
+    planned = None if plan.file is None else planned_cases.read(plan.file)
     check_writable(path)
     timer, name = _device(torch, device)
-    limits = plan.limits or _limits(torch, timer, name)
-    table = _MeasurementTable(path, name, f"torch {torch.__version__}")
-    order = [(number, benchmark, dtype) for number in range(plan.count) for benchmark in names for dtype in plan.dtypes]
+    table = _MeasurementTable(path, name, _software(torch, timer))
+    order = _drawn(plan, plan.limits or _limits(torch, timer, name)) if planned is None else planned
     until = time.monotonic() + (math.inf if plan.seconds is None else plan.seconds)
     too_large = []
     try:
-        for done, (number, benchmark, dtype) in enumerate(order):
+        for done, (label, make) in enumerate(order):
             if time.monotonic() > until:
                 break
             if progress is not None:
-                progress(done, len(order), f"{benchmark} in {dtype}")
-            case = cases.case(benchmark, dtype, plan.seed, number, limits)
+                progress(done, len(order), label)
+            case = make()
             if case is None:
-                too_large.append(f"{benchmark} in {dtype}, number {number}: no drawn case is small enough")
+                too_large.append(f"{label}: no drawn case is small enough")
             elif not table.has(case):
                 _measure_case(torch, case, timer, table)
     finally:
@@ -99,6 +97,27 @@ def measure(
     if not table.rows:
         raise TriosimError("nothing was measured", where=path, fix=(*table.notes, "give it more time")[0])
     return MeasurementOutcome(len(table.rows), table.new, (*table.notes, *too_large))
+
+
+def _drawn(plan: MeasurementPlan, limits: SizeLimits) -> list[tuple[str, Callable[[], BenchmarkCase | None]]]:
+    """Return what each case is, and a function that draws it. Raises ``OptionError`` for unknown names."""
+    names, dtypes = cases.chosen(plan.operators), tuple(dict.fromkeys(map(dtype_name, plan.dtypes)))
+    if not dtypes:
+        raise OptionError("names no dtype", where="--dtypes", fix=f"give some of {', '.join(DTYPES)}")
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise OptionError(f"there are no benchmarks in '{dtype}'", where="--dtypes", fix=nearest(dtype, DTYPES))
+    return [
+        (f"{benchmark} in {dtype}, number {number}", partial(cases.case, benchmark, dtype, plan.seed, number, limits))
+        for number in range(plan.count)
+        for benchmark in names
+        for dtype in dtypes
+    ]
+
+
+def _software(torch: Any, timer: CallTimer) -> str:
+    """Return the versions that a time depends on."""
+    return f"torch {torch.__version__}" + (f", CUDA {torch.version.cuda}" if timer.device == "cuda" else "")
 
 
 class _MeasurementTable:
@@ -151,6 +170,9 @@ def _measure_case(torch: Any, case: BenchmarkCase, timer: CallTimer, table: _Mea
 
 def _rows(torch: Any, case: BenchmarkCase, timer: CallTimer) -> Iterator[MeasuredOperator]:
     """Measure a case: its operator and its backward operator, each with a warm and with a cold cache."""
+    if not case.benchmark:
+        yield from _planned_rows(torch, case, timer)
+        return
     one = case.operator
     inputs = [_made(torch, tensor, timer.device, case.integers.get(i)) for i, tensor in enumerate(one.inputs)]
     leaves = [tensor for tensor in inputs if BENCHMARKS[case.benchmark].backward and tensor.is_floating_point()]
@@ -176,6 +198,19 @@ def _rows(torch: Any, case: BenchmarkCase, timer: CallTimer) -> Iterator[Measure
         yield MeasuredOperator(replace(operator, seconds=seconds), "", cache, forward=one.name, runs=runs)
 
 
+def _planned_rows(torch: Any, case: BenchmarkCase, timer: CallTimer) -> Iterator[MeasuredOperator]:
+    """Measure an operator of a plan, or the differentiation of its forward operator."""
+    one = case.operator
+    tensors = [_made(torch, tensor, timer.device, case.integers.get(i)) for i, tensor in enumerate(one.inputs)]
+    if case.forward:
+        call = planned_cases.differentiation(torch, case, tensors)
+    else:
+        call = dispatch.bind(torch, one, tensors)
+    for cache in operator_table.CACHES:
+        seconds, runs = timer.time(call, cold=cache == "cold")
+        yield MeasuredOperator(replace(one, seconds=seconds), "", cache, case.forward, runs, call=case.call)
+
+
 def _backward(forward: Operator, result: Any, leaves: Sequence[Any]) -> Operator:
     """Return the backward operator of a trace: named by the node of the autograd graph, unless the graph has several."""
     name = str(result.grad_fn.name()).rpartition("::")[2]
@@ -190,7 +225,9 @@ def _backward(forward: Operator, result: Any, leaves: Sequence[Any]) -> Operator
 
 def _made(torch: Any, tensor: Tensor, device: str, below: int | None) -> Any:
     if below is not None:
-        return torch.randint(0, below, tensor.shape, device=device)
+        return torch.randint(0, below, tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
+    if tensor.dtype == "bool":
+        return torch.rand(tensor.shape, device=device) < 0.5
     return torch.rand(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device) + 0.1
 
 
@@ -200,7 +237,8 @@ def _reason(case: BenchmarkCase, error: Exception) -> str:
     if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
         shapes = " ".join("x".join(map(str, tensor.shape)) for tensor in case.operator.inputs[:3])
         return f"{shapes} does not fit into memory"
-    if isinstance(error, NotImplementedError) or "not implemented" in text or "not support" in text:
+    unsupported = isinstance(error, NotImplementedError) or "not implemented" in text or "not support" in text
+    if unsupported or not case.benchmark:
         return text[:120]
     raise TriosimError(f"failed: {text[:300]}", where=case.name) from error
 

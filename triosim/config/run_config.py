@@ -120,6 +120,9 @@ class RunConfig:
         "A file of times that replace the trace's, by operator or layer.")
     compute_model: str | type = _option("part", "auto", panel=TIMES, metavar="NAME", help=
         "The model of operator times for other shapes than the trace's: auto, linear, roofline, module:Class or file.py:Class.")
+    models: str | None = _option("file", panel=TIMES, metavar="FILE", help=
+        "A file or folder of operator models that 'triosim calibrate compute' wrote, used before those that ship. By default "
+        "the one that TRIOSIM_MODELS names.")
     tokens_per_sample: float | None = _option("number", panel=OUTPUT, unit="tokens", metavar="N", help=
         "Tokens in a sample, for tokens per second. By default the input length of the embedding.")
     price: float | None = _option("number", panel=OUTPUT, metavar="PRICE", help=
@@ -275,7 +278,7 @@ def option_named(name: str) -> Option:
 _ALSO_READ: Mapping[Command, frozenset[str]] = {
     "simulate": frozenset({"conditions", "timeline"}),
     "compare": frozenset({"gpus", "conditions", "timeline", "links"}),
-    "memory": frozenset({"gpu", "compute_model", "operator_times", "copy_input", "fold"}),
+    "memory": frozenset({"gpu", "compute_model", "models", "operator_times", "copy_input", "fold"}),
 }
 
 

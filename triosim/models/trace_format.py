@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Hashable
 from functools import lru_cache
 from pathlib import Path
 
 from triosim import plugins
+from triosim.compute.learned import model_files
 from triosim.config import DESCRIBED, RunConfig, parsed
 from triosim.errors import TraceError
 from triosim.gpus import DEFAULT_GPU
@@ -60,14 +62,17 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
     choices = StepChoices(batch=samples, **chosen)
     gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
     if config.compute_model == "auto":
-        return _described(name, _stamp(path), choices, gpu)
+        return _described(name, (_stamp(path), model_files.own_files()), choices, gpu)
     kind = plugins.find("compute_models", config.compute_model)
     return described(name, choices, gpu=gpu, compute_model=plugins.make(kind, options=parsed(kind, config.options)))
 
 
 @lru_cache(maxsize=4)
-def _described(name: str, stamp: tuple[int, int], choices: StepChoices, gpu: str) -> Trace:
-    """Return a described trace; strategies that are compared describe the same few steps again."""
+def _described(name: str, files: Hashable, choices: StepChoices, gpu: str) -> Trace:
+    """Return a described trace; strategies that are compared describe the same few steps again.
+
+    ``files`` is what the trace depends on beside its options: the state of its config, and of the user's own models.
+    """
     return described(name, choices, gpu=gpu)
 
 

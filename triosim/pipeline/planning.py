@@ -25,6 +25,7 @@ from triosim.memory.world_memory import WorldMemory
 from triosim.networks.base import Network
 from triosim.networks.collectives.algorithms.auto import is_auto
 from triosim.networks.construction import calibration_notes
+from triosim.pipeline.own_models import with_own_models
 from triosim.pipeline.pricing import PricedSubject
 from triosim.pipeline.reading import with_batch
 from triosim.pipeline.system import NetworkFactory, System, network_factory, network_notes, system_of
@@ -51,6 +52,7 @@ class PlannedRun:
     notes: tuple[str, ...]
 
 
+@with_own_models
 def plan(priced: PricedSubject, config: RunConfig, system: System | None = None) -> PlannedRun:
     """Return the plan of a run, on another system than its configuration's where one is given.
 
@@ -87,6 +89,7 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     return PlannedRun(priced, planned, system, network, new_network, heterogeneity, contention, memory, tuple(notes))
 
 
+@with_own_models
 def plan_step(
     priced: PricedSubject,
     config: RunConfig,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from triosim.compute.pricing.repricing import on_gpu
 from triosim.config import RunConfig, parsed
 from triosim.gpus import Gpu
 from triosim.pipeline.launches import Launches, with_launches
+from triosim.pipeline.own_models import with_own_models
 from triosim.pipeline.reading import Subject
 from triosim.trace import Trace
 
@@ -32,6 +34,7 @@ class PricedSubject:
     options_read: tuple[str, ...]
 
 
+@with_own_models
 def price(subject: Subject, config: RunConfig) -> PricedSubject:
     """Return the subject with the times of ``--operator-times``, those of another GPU where one is asked for, and launches."""
     if config.operator_times is not None:
@@ -41,12 +44,22 @@ def price(subject: Subject, config: RunConfig) -> PricedSubject:
     kind: Any = plugins.find("compute_models", config.compute_model)
     model: ComputeModel = plugins.make(kind, options=parsed(kind, config.options))
     target = None if config.gpu is None else config.gpu if isinstance(config.gpu, Gpu) else catalogue.find(config.gpu)
-    if target is not None:
-        predict = on_gpu if subject.streams is None else _captured_on_gpu
-        with plugins.blamed():
+    predict = on_gpu if subject.streams is None else _captured_on_gpu
+    with plugins.blamed():
+        if target is not None:
             subject = subject.changed(lambda trace: predict(trace, target, model))
+        if config.models is not None and not subject.described:
+            subject = subject.changed(lambda trace: _predicted_anew(trace, model, predict))
     subject, launches = with_launches(subject, config)
     return PricedSubject(subject, model, launches, target, plugins.option_names(kind))
+
+
+def _predicted_anew(trace: Trace, model: ComputeModel, predict: Callable[[Trace, Gpu, ComputeModel], Trace]) -> Trace:
+    """Return a trace whose times were predicted when it was captured with those of the models at hand, on the same GPU."""
+    own = catalogue.get(trace.gpu)
+    if trace.times != "predicted" or own is None:
+        return trace
+    return replace(predict(replace(trace, gpu="unknown"), own, model), times=trace.times)
 
 
 def _captured_on_gpu(trace: Trace, target: Gpu, model: ComputeModel) -> Trace:

@@ -13,6 +13,7 @@ from triosim.config.run_config import option_named
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.parallelisms import Parallelisms, gpus_named_by
 from triosim.extrapolators.core.plan import batches
+from triosim.pipeline.own_models import with_own_models
 from triosim.trace import Trace
 from triosim.trace import formats as trace_formats
 from triosim.trace.task_streams import TaskStreams
@@ -56,6 +57,7 @@ class Subject:
         return replace(self, content=replace(self.content, traces=traces))
 
 
+@with_own_models
 def read(trace: TraceLike, config: RunConfig) -> Subject:
     """Read what is to be simulated.
 

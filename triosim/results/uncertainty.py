@@ -70,7 +70,7 @@ def predictions(classes: Sequence[RankClass], steps: int) -> Iterable[Prediction
                 seconds = operator.seconds * weight
                 row[0] += weight
                 row[1] += seconds
-                row[2] += seconds * _error(operator)
+                row[2] += seconds * expected_error(operator)
                 kinds = names.setdefault(operator.predicted_by, {})
                 name = base_name(operator.name)
                 kinds[name] = kinds.get(name, 0.0) + seconds
@@ -121,7 +121,7 @@ def _of_operators(times: StepTimes, launch_wait: float) -> dict[str, float]:
                 compute += runs * operator.seconds
                 if operator.predicted_by is not None:
                     kind = (operator.predicted_by, operator.name, operator.phase)
-                    deviations[kind] = deviations.get(kind, 0.0) + runs * operator.seconds * _error(operator)
+                    deviations[kind] = deviations.get(kind, 0.0) + runs * operator.seconds * expected_error(operator)
         rank = ranks[members[0]]
         on_wire = max(0.0, rank.exposed_communication_s - rank.waiting_s)
         part = max(0.0, step - on_wire - launch_wait) / compute if compute else 0.0
@@ -162,5 +162,6 @@ def communication_error(
     return math.fsum((share.exposed_s - share.waiting_s) * errors.get(share.axis, 0.0) for share in exposed)
 
 
-def _error(operator: Operator) -> float:
+def expected_error(operator: Operator) -> float:
+    """Return by what part of its time an operator is expected to be off."""
     return ASSUMED_ERROR if operator.relative_error is None else operator.relative_error

@@ -15,7 +15,9 @@ from triosim import gpus
 from triosim.cli import run
 from triosim.compute.fit import kind_fitting, operator_rows
 from triosim.compute.learned import model_files
+from triosim.compute.learned.kind_regression import MEASURED_ERROR
 from triosim.compute.models.auto import AutoComputeModel
+from triosim.compute.models.calibrated import Calibrated
 from triosim.compute.models.forest import Forest
 from triosim.compute.pricing.repricing import on_gpu
 from triosim.trace import Operator, Tensor, Trace
@@ -69,16 +71,33 @@ def test_evaluate_judges_by_the_laws_that_simulate_would_use(
 
 
 def test_a_law_that_learned_nothing_stands_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Poolings of one size that take 4 us or 4 s, so that any law is off by far more than the time itself."""
-    made = []
-    for number, n in enumerate(2**k for k in range(18, 28)):
-        data, out = Tensor(2 * number, (n,)), Tensor(2 * number + 1, (n,))
-        made.append(Operator(number, "aten::avg_pool2d", "forward", "", (data,), (out,), 4e-6 if number % 2 else 4.0))
+    """Poolings that take 4 us or 4 s, whatever their size, so that any law is off by far more than the time itself."""
+    made = [pooling(number, 2**k, 4e-6 if number % 2 else 4.0) for number, k in enumerate(range(18, 28))]
     laws = kind_fitting.fit(operator_rows.of_trace(Trace(tuple(made), 8, gpu="H100")))
     assert min(law.error for law in laws) > 1.0
     model_files.save([], tmp_path / "own.npz", laws)
     monkeypatch.setenv(model_files.ENVIRONMENT, str(tmp_path / "own.npz"))
-    assert {*AutoComputeModel().estimate(made, "H100").model} == {"roofline"}
+    others = [pooling(number, 3 * 2**k, 0.0) for number, k in enumerate(range(17, 27))]
+    assert {*AutoComputeModel().estimate(others, "H100").model} == {"roofline"}
+
+
+def test_what_was_measured_in_these_shapes_has_its_measured_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, the median counts; with another stride, or in the backward pass, it is another call."""
+    times = (2e-3, 3e-3)
+    made = [pooling(number, 2**20, seconds) for number, seconds in enumerate(times)]
+    laws = kind_fitting.fit(operator_rows.of_trace(Trace(tuple(made), 8, gpu="H100")))
+    model_files.save([], tmp_path / "own.npz", laws)
+    monkeypatch.setenv(model_files.ENVIRONMENT, str(tmp_path / "own.npz"))
+    found = Calibrated().estimate([made[0], replace(made[0], id=9, attributes={"stride": [2, 2]})], "H100")
+    assert found.seconds[0] == pytest.approx(2.5e-3)
+    assert found.relative_error[0] == MEASURED_ERROR < found.relative_error[1]
+
+
+def pooling(number: int, n: int, seconds: float) -> Operator:
+    data, out = Tensor(2 * number, (n,)), Tensor(2 * number + 1, (n,))
+    return Operator(number, "aten::avg_pool2d", "forward", "", (data,), (out,), seconds)
 
 
 def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

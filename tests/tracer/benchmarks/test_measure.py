@@ -13,6 +13,7 @@ from triosim.cli import run
 from triosim.compute.fit import operator_table
 from triosim.compute.learned import model_files
 from triosim.errors import OptionError, TriosimError
+from triosim.results.result import Result
 from triosim.tracer.benchmarks import cases, timers
 from triosim.tracer.benchmarks.cases import BENCHMARKS, SizeLimits
 from triosim.tracer.benchmarks.measure import MeasurementPlan, measure
@@ -170,3 +171,51 @@ def test_without_pytorch_one_is_told_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(OptionError, match=r"pip install 'triosim\[torch\]'"):
         measure(plan("relu"), str(tmp_path / "t.csv"))
+
+
+@needs_torch
+def test_the_operators_that_a_step_leans_on_are_measured_and_then_predicted_as_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole loop, with the CPU in a GPU's place: missing, measure, compute, simulate."""
+    files = {
+        name: str(tmp_path / name) for name in ("plan.csv", "measured.csv", "own.npz", "before.json", "after.json")
+    }
+    step = ["resnet18", "--gpu", "CPU", "--dtype", "float32", "--micro-batch-size", "1", "-q"]
+    assert run(["calibrate", "missing", *step, "-o", files["plan.csv"]]) == 0
+    planned = operator_table.read(files["plan.csv"], timed=False)
+    with pytest.raises(TriosimError, match="seconds: '' is not a number"):
+        operator_table.read(files["plan.csv"])
+    assert (
+        run(["calibrate", "measure", "--plan", files["plan.csv"], "-o", files["measured.csv"], "--device", "cpu"]) == 0
+    )
+    measured = {row.call for row in operator_table.read(files["measured.csv"])}
+    assert measured == {row.call for row in planned}
+    assert run(["calibrate", "compute", files["measured.csv"], "-o", files["own.npz"]]) == 0
+    assert run(["simulate", *step, "-o", files["before.json"]]) == 0
+    assert run(["simulate", *step, "--models", files["own.npz"], "-o", files["after.json"]]) == 0
+    before, after = (Result.load(files[name]) for name in ("before.json", "after.json"))
+    widths = [one.step_time_interval_s[1] / one.step_time_s for one in (before, after) if one.step_time_interval_s]
+    assert widths[1] < widths[0]
+    assert {row.model for row in after.data.predictions} == {"calibrated"}
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("operator,phase\nx,forward\n", "there is no column"),
+        ("operator,inputs\n", "there is no column"),
+    ],
+)
+def test_what_is_no_plan_is_refused_in_one_line(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "plan.csv").write_text(text)
+    command = ["calibrate", "measure", "--plan", str(tmp_path / "plan.csv"), "-o", str(tmp_path / "t.csv")]
+    assert run([*command, "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error

@@ -26,6 +26,10 @@ class CalibrateCommands(LazyGroup):
             "triosim.cli.calibrate.network",
             "Fit the times of collectives to measurements, and write a topology with this calibration.",
         ),
+        "missing": (
+            "triosim.cli.calibrate.missing",
+            "List the operators that a step's prediction leans on and nobody measured, the heaviest first.",
+        ),
         "measure": (
             "triosim.cli.calibrate.measure",
             "Measure operators on the GPU (or CPU) at hand, for 'triosim calibrate compute'.",

@@ -21,6 +21,8 @@ OPTIONS = (
     Option("dtypes", default="float32,bfloat16", metavar="A,B,...", panel=GENERAL, help="The dtypes to measure."),
     Option("count", "whole", 100, metavar="N", panel=GENERAL, help="The number of sizes of each operator and dtype."),
     Option("seconds", "whole", metavar="LIMIT", panel=GENERAL, help="The most seconds to measure; a later run continues."),
+    Option("plan", metavar="FILE", panel=GENERAL, help=
+        "Measure the operators that 'triosim calibrate missing' wrote, and no drawn ones."),
     Option("seed", "whole", 0, least=0, metavar="N", panel=GENERAL, help="The seed of the drawn sizes."),
 )
 # fmt: on
@@ -30,16 +32,22 @@ OPTIONS = (
 def command(**given: Any) -> None:
     """Measure operators on the GPU (or CPU) at hand, for 'triosim calibrate compute'.
 
-    Sizes are drawn log-uniformly. Each operator is run with a warm and with a cold cache, forward and backward.
+    Sizes are drawn log-uniformly, or come from a plan. Each operator is run with a warm and with a cold cache.
     After Ctrl-C, or a limit, the table holds what was measured, and the same command goes on.
 
     [bold]Examples[/]
 
     [cyan]triosim calibrate measure -o measured.csv.gz --seconds 1800[/]
     [cyan]triosim calibrate measure -o gemm.csv.gz --operators linear,bmm --dtypes bfloat16 --count 500[/]
+    [cyan]triosim calibrate measure -o measured.csv.gz --plan plan.csv[/]
     """
     plan = benchmarks.MeasurementPlan(
-        _words(given["operators"]), _words(given["dtypes"]), given["count"], given["seconds"], given["seed"]
+        _words(given["operators"]),
+        _words(given["dtypes"]),
+        given["count"],
+        given["seconds"],
+        given["seed"],
+        file=given["plan"],
     )
     output = given["output"]
     with _Bar() as bar:

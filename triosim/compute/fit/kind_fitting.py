@@ -40,6 +40,7 @@ def fit(rows: OperatorRows, progress: Callable[[str], None] = lambda text: None)
     """Return a regression for each name of the rows, and for each class of names, by phase and dtype."""
     known = calibrated.kind_features(rows.operators, rows.gpu)
     known = calibrated.with_shipped(known, rows.operators, rows.measured.tolist(), rows.gpu)
+    known = replace(known, calls=[rows.calls.get(row, call) for row, call in enumerate(known.calls)])
     by_kind: dict[OperatorKind, list[int]] = {}
     classes: dict[OperatorKind, OperatorKind] = {}
     for row in rows.measured.tolist():
@@ -57,8 +58,10 @@ def fit(rows: OperatorRows, progress: Callable[[str], None] = lambda text: None)
         if one is None:
             one = _fit_one(every[tuple(several)], calibrated.roofline_error(classes[kind]))
             fitted[tuple(several)] = one
-        regressions.append(replace(one, gpu=rows.gpu.name, key=kind, files=rows.source))
-        if not kind.name.startswith("any "):
+        of_class = kind.name.startswith("any ")
+        measured = {} if of_class else every[tuple(several)].by_call()
+        regressions.append(replace(one, gpu=rows.gpu.name, key=kind, files=rows.source, measured=measured))
+        if not of_class:
             progress(f"{regressions[-1]}: {100 * one.error:.0f}% off, {100 * one.beyond:.0f}% beyond these sizes")
     return regressions
 
@@ -83,6 +86,13 @@ class _Points:
 
     def select(self, rows: Mask) -> _Points:
         return _Points.of(self.known, self.seconds, np.flatnonzero(rows))
+
+    def by_call(self) -> dict[str, float]:
+        """Return the median time of each call."""
+        found: dict[str, list[float]] = {}
+        for call, seconds in zip(self.known.calls, self.seconds.tolist(), strict=True):
+            found.setdefault(call, []).append(seconds)
+        return {call: float(np.median(times)) for call, times in found.items()}
 
     def merged(self) -> _Points:
         """One row for each size, with the median of its times."""

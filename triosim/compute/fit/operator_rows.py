@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class OperatorRows:
     operators: tuple[Operator, ...]
     measured: Rows
     source: str
+    calls: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.measured)
@@ -74,14 +75,16 @@ def _joined(parts: Sequence[OperatorRows]) -> OperatorRows:
     """Return the rows of one GPU from several sources together, with ids of their own."""
     operators: list[Operator] = []
     measured = []
+    calls: dict[int, str] = {}
     for part in parts:
         first, largest = len(operators), 1 + max((operator.id for operator in operators), default=0)
         measured.append(part.measured + first)
+        calls |= {first + row: call for row, call in part.calls.items()}
         for operator in part.operators:
             forward = None if operator.forward is None else operator.forward + largest
             operators.append(replace(operator, id=operator.id + largest, forward=forward))
     sources = dict.fromkeys(part.source for part in parts)
-    return OperatorRows(parts[0].gpu, tuple(operators), np.concatenate(measured), ", ".join(sources))
+    return OperatorRows(parts[0].gpu, tuple(operators), np.concatenate(measured), ", ".join(sources), calls)
 
 
 def by_gpu(parts: Sequence[OperatorRows]) -> list[OperatorRows]:

@@ -11,7 +11,8 @@
 | attributes | a JSON object of the arguments that are not tensors, or nothing |
 | forward | of a backward operator: what it differentiates; the inputs are then the result's gradient and what that one read |
 | cache | ``warm`` or ``cold``, or nothing |
-| seconds | how long it took |
+| call | the operator of a step that this one stands for, as ``triosim calibrate missing`` wrote it, or nothing |
+| seconds | how long it took; nothing in a plan, which lists what ``calibrate measure --plan`` is to measure |
 
 Further columns (``runs``, ``case``, ``software``) are for people. Lines that begin with # are comments.
 """
@@ -40,8 +41,8 @@ from triosim.trace.formats.files import read_text
 
 REQUIRED = ("operator", "phase", "dtype", "inputs", "outputs", "seconds")
 COLUMNS = (
-    "device", "operator", "phase", "dtype", "inputs", "outputs", "attributes", "forward", "cache", "seconds", "runs", "case",
-    "software",
+    "device", "operator", "phase", "dtype", "inputs", "outputs", "attributes", "forward", "call", "cache", "seconds", "runs",
+    "case", "software",
 )  # fmt: skip
 CACHES = ("warm", "cold")
 _SCALAR = "scalar"
@@ -61,6 +62,7 @@ class MeasuredOperator:
     runs: int = 0
     case: str = ""
     software: str = ""
+    call: str = ""
     line: int = field(default=0, compare=False)
 
 
@@ -69,8 +71,11 @@ def recognises(path: str | os.PathLike[str]) -> bool:
     return {"operator", "inputs"} <= {*csv_table.header_of(path)}
 
 
-def read(path: str | os.PathLike[str]) -> list[MeasuredOperator]:
-    """Read the rows of a table, compressed or not. Raises ``TriosimError`` that names file, line and what would be right."""
+def read(path: str | os.PathLike[str], *, timed: bool = True) -> list[MeasuredOperator]:
+    """Read the rows of a table, compressed or not, or of a plan, whose operators were not ``timed``.
+
+    Raises ``TriosimError`` that names file, line and what would be right.
+    """
     file = os.fspath(path)
     sheet = csv_table.read(file)
     sheet.check_columns(COLUMNS)
@@ -79,7 +84,7 @@ def read(path: str | os.PathLike[str]) -> list[MeasuredOperator]:
             raise TriosimError(f"there is no column '{name}'", where=sheet.where, fix="see docs/calibration.md")
     sheet.require_rows()
     return [
-        replace(_row(dict(zip(sheet.header, cells, strict=True)), f"{file}:{line}"), line=line)
+        replace(_row(dict(zip(sheet.header, cells, strict=True)), f"{file}:{line}", timed), line=line)
         for line, cells in sheet.rows
     ]
 
@@ -107,6 +112,7 @@ def operators(rows: Sequence[MeasuredOperator], gpu: Gpu, source: str, cache: st
     warm, cold = ({(row.case, row.operator.name) for row in rows if row.cache == one} for one in CACHES)
     made: list[Operator] = []
     measured = []
+    calls = {}
     for row in rows:
         one = row.operator
         wanted = cache or ("warm" if one.phase == "forward" else "cold")
@@ -121,9 +127,16 @@ def operators(rows: Sequence[MeasuredOperator], gpu: Gpu, source: str, cache: st
             one = replace(one, id=number + 1, forward=number)
         else:
             one = replace(one, id=number)
+        if row.call:
+            calls[len(made)] = row.call
         measured.append(len(made))
         made.append(one)
-    return OperatorRows(gpu, tuple(made), np.array(measured), source) if made else None
+    return OperatorRows(gpu, tuple(made), np.array(measured), source, calls) if made else None
+
+
+def shown(row: MeasuredOperator) -> str:
+    """Return what was measured, or is to be, as it stands in a table: the same text for the same operator."""
+    return ",".join(map(str, _cells(row)[1:9]))
 
 
 def _cells(row: MeasuredOperator) -> list[Any]:
@@ -131,8 +144,8 @@ def _cells(row: MeasuredOperator) -> list[Any]:
     dtype = next((t.dtype for t in (*one.inputs, *one.outputs) if "float" in t.dtype), "float32")
     attributes = json.dumps(dict(one.attributes), separators=(",", ":"), sort_keys=True) if one.attributes else ""
     shapes = [" ".join(_shown(tensor, dtype) for tensor in tensors) for tensors in (one.inputs, one.outputs)]
-    named = (row.device, one.name, one.phase, dtype, *shapes, attributes, row.forward, row.cache)
-    return [*named, f"{one.seconds:.6g}", row.runs or "", row.case, row.software]
+    named = (row.device, one.name, one.phase, dtype, *shapes, attributes, row.forward, row.call, row.cache)
+    return [*named, f"{one.seconds:.6g}" if one.seconds else "", row.runs or "", row.case, row.software]
 
 
 def _shown(tensor: Tensor, dtype: str) -> str:
@@ -140,14 +153,14 @@ def _shown(tensor: Tensor, dtype: str) -> str:
     return shape if tensor.dtype == dtype else f"{shape}:{tensor.dtype}"
 
 
-def _row(cells: dict[str, str], where: str) -> MeasuredOperator:
+def _row(cells: dict[str, str], where: str, timed: bool) -> MeasuredOperator:
     phase, dtype = cells["phase"], dtype_name(cells["dtype"])
     _known("phase", phase, PHASES, where)
     _known("dtype", dtype, DTYPE_BYTES, where)
     cache = cells.get("cache", "")
     if cache:
         _known("cache", cache, CACHES, where)
-    seconds = csv_table.seconds(cells["seconds"], "seconds", where)
+    seconds = csv_table.seconds(cells["seconds"], "seconds", where) if timed else 0.0
     inputs, outputs = (_tensors(cells[name], dtype, where, name) for name in ("inputs", "outputs"))
     if not cells["operator"] or not (inputs or outputs):
         raise TriosimError("an operator needs a name and at least one tensor", where=where)
@@ -171,7 +184,7 @@ def _row(cells: dict[str, str], where: str) -> MeasuredOperator:
     runs = cells.get("runs", "")
     return MeasuredOperator(
         one, cells.get("device", ""), cache, forward, int(runs) if runs.isdigit() else 0, cells.get("case", ""),
-        cells.get("software", ""),
+        cells.get("software", ""), cells.get("call", ""),
     )  # fmt: skip
 
 

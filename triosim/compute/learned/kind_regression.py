@@ -6,13 +6,16 @@ It has one of four forms: a multiple of the estimate of a model that ships with 
 
 a line, time = a + b1 * FLOPs + b2 * bytes read + b3 * bytes written (``triosim.compute.models.linear``), or boosted trees
 for the ratio to the roofline. ``triosim.compute.fit.kind_fitting`` chooses by cross-validation. Sizes beyond those that were
-measured carry the error that the largest and the smallest sizes had when they were held out.
+measured carry the error that the largest and the smallest sizes had when they were held out. A call that was measured has its
+measured time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,11 +23,14 @@ import numpy.typing as npt
 
 from triosim.compute.compute_model import Array, Rows
 from triosim.compute.learned.boosted_trees import BoostedTrees
+from triosim.trace import Operator
 
 Form = Literal["shipped", "roofline", "line", "trees"]
 
 #: Sizes that differ by less than this are the same.
 _SAME = 0.01
+#: The expected error of an operator in a step that was measured with these shapes, by itself or in another step.
+MEASURED_ERROR = 0.05
 _FORM_NAMES = {"shipped": "the model that ships", "roofline": "the roofline", "line": "a line", "trees": "trees"}
 
 
@@ -43,6 +49,14 @@ class OperatorKind(NamedTuple):
         return " ".join(part for part in (self.name, self.phase if self.phase != "forward" else "", self.dtype) if part)
 
 
+def call_of(operator: Operator) -> str:
+    """Return what an operator has in common with those that run the same kernels: a hash of its name, shapes and attributes."""
+    tensors = [[(tensor.shape, tensor.dtype) for tensor in some] for some in (operator.inputs, operator.outputs)]
+    attributes = json.dumps(dict(operator.attributes), sort_keys=True, default=str)
+    text = f"{operator.name} {operator.phase} {tensors} {attributes}"
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class KindFeatures:
     """The inputs of regressions, one entry for each operator.
@@ -52,6 +66,7 @@ class KindFeatures:
     shipped: seconds by the models that ship with triosim, NaN where none knows the operator.
     features: the columns for boosted trees.
     kinds: the operator's kind by name, and by class.
+    calls: what tells operators apart that run the same kernels (``call_of``).
     """
 
     drivers: Array
@@ -59,11 +74,12 @@ class KindFeatures:
     shipped: Array
     features: Array
     kinds: list[tuple[OperatorKind, OperatorKind]]
+    calls: Sequence[str]
 
     def select(self, rows: Rows) -> KindFeatures:
         """Return the features of some of the operators."""
         parts = (self.drivers[rows], self.roofline[rows], self.shipped[rows], self.features[rows])
-        return KindFeatures(*parts, [self.kinds[row] for row in rows])
+        return KindFeatures(*parts, [self.kinds[row] for row in rows], [self.calls[row] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,7 @@ class KindRegression:
     least: the shortest time that it predicts.
     error: the mean relative error of operators between ``smallest`` and ``largest`` (roofline seconds); beyond: that of others.
         Both come from ``rows`` measured calls of ``sizes`` sizes.
+    measured: the times of the calls that were measured.
     """
 
     gpu: str
@@ -90,6 +107,16 @@ class KindRegression:
     beyond: float = np.nan
     files: str = ""
     trees: BoostedTrees | None = None
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    def estimate(self, known: KindFeatures, rows: Rows) -> tuple[Array, Array]:
+        """Return the times of the operators in some rows, measured where they were, and their expected relative errors."""
+        seconds, errors = self.seconds(known, rows), self.relative_error(known, rows)
+        if not self.measured:
+            return seconds, errors
+        measured = np.array([self.measured.get(known.calls[row], np.nan) for row in rows])
+        unknown = np.isnan(measured)
+        return np.where(unknown, seconds, measured), np.where(unknown, errors, MEASURED_ERROR)
 
     def seconds(self, known: KindFeatures, rows: Rows) -> Array:
         """Return the predicted times of the operators in some rows; NaN where a shipped model's is needed and missing."""
@@ -114,11 +141,17 @@ class KindRegression:
 
     def about(self) -> dict[str, Any]:
         """Return everything but the trees, as a file of models keeps it in JSON."""
-        return {**asdict(replace(self, trees=None)), "key": list(self.key), "trees": self.trees is not None}
+        about = asdict(replace(self, trees=None, measured={}))
+        del about["measured"]
+        return {**about, "key": list(self.key), "trees": self.trees is not None}
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the trees as arrays."""
-        return {} if self.trees is None else dict(self.trees.arrays(prefix))
+        """Return the trees and the measured calls as arrays."""
+        found = {} if self.trees is None else dict(self.trees.arrays(prefix))
+        if self.measured:
+            found[f"{prefix} calls"] = np.array(list(self.measured))
+            found[f"{prefix} seconds"] = np.array(list(self.measured.values()))
+        return found
 
     @classmethod
     def from_stored(
@@ -126,5 +159,7 @@ class KindRegression:
     ) -> KindRegression:
         """Return the regression of a file."""
         trees = BoostedTrees.from_arrays(arrays, prefix) if about["trees"] else None
+        calls = arrays[f"{prefix} calls"].tolist() if f"{prefix} calls" in arrays else []
+        measured = dict(zip(calls, arrays[f"{prefix} seconds"].tolist(), strict=True)) if calls else {}
         kind, coefficients = OperatorKind(*about["key"]), tuple(about["coefficients"])
-        return cls(**{**about, "key": kind, "coefficients": coefficients, "trees": trees})
+        return cls(**{**about, "key": kind, "coefficients": coefficients, "trees": trees, "measured": measured})

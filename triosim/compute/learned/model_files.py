@@ -84,17 +84,20 @@ def load(path: str | os.PathLike[str]) -> FittedModels:
 
 def check(path: str | os.PathLike[str]) -> None:
     """Raise ``TriosimError`` where a path is neither a file of fitted models nor a folder of some."""
-    _own(_files(os.fspath(path)))
+    _loaded(_files(os.fspath(path)))
 
 
-def check_named() -> None:
-    """Raise ``TriosimError`` where the environment variable names no file of models."""
-    _files(_named())
+def own_files() -> _Files:
+    """Return the files of the user's own models, and when each was last changed.
+
+    Raises ``TriosimError`` where the environment variable names none.
+    """
+    return _files(_named())
 
 
 def find(family: str, dtype: str, gpu: str) -> FamilyModel | None:
     """Return the model of a family and dtype to ask about a GPU (a catalogue's name), or None where there is none."""
-    for model in _own(_files(_named()))[0]:
+    for model in _loaded(own_files())[0]:
         if (model.family, model.dtype) == (family, dtype) and gpu in model.rates:
             return model
     return _shipped(family, dtype)
@@ -107,12 +110,12 @@ def is_own(model: FamilyModel) -> bool:
 
 def regressions(gpu: str) -> Mapping[OperatorKind, KindRegression]:
     """Return the user's regressions of a GPU (a name of the catalogue) by operator kind."""
-    return _own(_files(_named()))[1].get(gpu, {})
+    return _loaded(own_files())[1].get(gpu, {})
 
 
 def fitted_files(families: Collection[tuple[str, str]]) -> tuple[set[str], set[str]]:
     """Return the names of the tables that models were fitted to: the user's, and those that ship for families and dtypes."""
-    models, fitted = _own(_files(_named()))
+    models, fitted = _loaded(own_files())
     own = {name for model in models for name in model.provenance.get("files", ())}
     own |= {
         Path(name).name for several in fitted.values() for one in several.values() for name in one.files.split(", ")
@@ -127,11 +130,12 @@ def fitted_files(families: Collection[tuple[str, str]]) -> tuple[set[str], set[s
 @contextmanager
 def using(path: str | os.PathLike[str] | None) -> Iterator[None]:
     """Within the block, read the user's models from ``path`` instead of the environment's; None changes nothing."""
-    token = _chosen.set(_named() if path is None else os.fspath(path))
+    token = None if path is None else _chosen.set(os.fspath(path))
     try:
         yield
     finally:
-        _chosen.reset(token)
+        if token is not None:
+            _chosen.reset(token)
 
 
 def file_name(family: str, dtype: str) -> str:
@@ -168,11 +172,11 @@ def _files(name: str) -> _Files:
 
 
 def _where(name: str) -> str:
-    return f"{ENVIRONMENT}={name}" if name == _named() else name
+    return f"{ENVIRONMENT}={name}" if _chosen.get() is None and name == _named() else name
 
 
 @cache
-def _own(files: _Files) -> tuple[tuple[FamilyModel, ...], dict[str, dict[OperatorKind, KindRegression]]]:
+def _loaded(files: _Files) -> tuple[tuple[FamilyModel, ...], dict[str, dict[OperatorKind, KindRegression]]]:
     """Return the models of files, and their regressions by GPU and kind; of two for one kind, the later file's holds."""
     loaded = [load(file) for file, _, _ in files]
     found: dict[str, dict[OperatorKind, KindRegression]] = {}

@@ -56,7 +56,7 @@ class AutoComputeModel(ComputeModel):
     """
 
     def __init__(self, *, sustained: bool = True) -> None:
-        model_files.check_named()
+        model_files.own_files()
         self._sustained = sustained
         self._linear: Linear | None = None
         self._roofline = Roofline()

@@ -16,7 +16,7 @@ import numpy as np
 from triosim import gpus
 from triosim.compute.compute_model import ComputeModel, Estimates
 from triosim.compute.learned import model_files
-from triosim.compute.learned.kind_regression import KindFeatures, OperatorKind
+from triosim.compute.learned.kind_regression import KindFeatures, OperatorKind, call_of
 from triosim.compute.models.convolutions import Convolutions
 from triosim.compute.models.elementwise import Elementwise
 from triosim.compute.models.forest import Forest, Reduction
@@ -54,8 +54,7 @@ class Calibrated(ComputeModel):
         known = with_shipped(known, operators, by_shipped, target)
         for kind, several in covered.items():
             regression, rows = regressions[kind], np.array(several)
-            found.seconds[rows] = regression.seconds(known, rows)
-            found.relative_error[rows] = regression.relative_error(known, rows)
+            found.seconds[rows], found.relative_error[rows] = regression.estimate(known, rows)
         return found
 
 
@@ -82,7 +81,8 @@ def kind_features(operators: Sequence[Operator], gpu: Gpu) -> KindFeatures:
         [*both, both[0] - both[1], np.log2(np.maximum(np.hstack([drivers[:, 2:], lengths]), 1.0))]
     )
     unknown = np.full(len(operators), np.nan)
-    return KindFeatures(drivers, np.maximum(arithmetic, traffic) + LAUNCH_SECONDS, unknown, columns, kinds)
+    calls = [call_of(operator) for operator in sequence]
+    return KindFeatures(drivers, np.maximum(arithmetic, traffic) + LAUNCH_SECONDS, unknown, columns, kinds, calls)
 
 
 def with_shipped(known: KindFeatures, operators: Sequence[Operator], rows: Sequence[int], gpu: Gpu) -> KindFeatures:
