@@ -14,6 +14,7 @@ from test_result import published_schema, violations
 import triosim
 from triosim.networks.extensions import ErrorEstimator
 from triosim.results.metrics import StepTimes
+from triosim.results.operator_columns import OperatorColumns
 from triosim.results.result import Result
 from triosim.results.uncertainty import (
     LAUNCH_ERROR,
@@ -49,7 +50,7 @@ def parts(
 ) -> tuple[Doubt, ...]:
     """Return the doubts about a step of one rank, which computes except while communication is exposed."""
     ranks = (RankTimes(0, step - exposed, exposed, exposed, 0.0, 0.0),)
-    times = StepTimes(step, 1, ranks, [([0], [(tuple(operators), 1)])], ())
+    times = StepTimes(step, 1, ranks, OperatorColumns([([0], [(tuple(operators), 1)])]), ())
     return doubts(times, trace, network, waits or Waits())
 
 
@@ -153,13 +154,14 @@ def test_a_machine_that_nobody_measured_makes_the_step_less_sure(trace: Trace) -
 
 
 def test_a_model_that_cannot_say_its_error_is_taken_to_err_by_30_percent() -> None:
-    (row,) = predictions([([0], [([operator(1, "aten::mm", 2.0, "m")], 1)])], 1)
+    (row,) = predictions(OperatorColumns([([0], [((operator(1, "aten::mm", 2.0, "m"),), 1)])]), 1)
     assert (row.model, row.names, row.seconds, row.relative_error) == ("m", ("mm",), 2.0, 0.3)
 
 
 def test_predictions_are_the_mean_over_ranks_and_steps_with_the_longest_first() -> None:
     long, short = operator(1, "mm", 4.0, "m", 0.1), operator(2, "relu", 1.0, "n", 0.2)
-    rows = list(predictions([([0, 1], [([short], 2)]), ([2, 3], [([long, short], 2)])], 2))
+    columns = OperatorColumns([([0, 1], [((short,), 2)]), ([2, 3], [((long, short), 2)])])
+    rows = list(predictions(columns, 2))
     assert [(row.model, row.operators, row.seconds) for row in rows] == [("m", 0.5, 2.0), ("n", 1, 1.0)]
 
 

@@ -12,6 +12,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from triosim.engine import Recording
 from triosim.engine.intervals import length, overlap
 from triosim.engine.recording import RankRecord
@@ -19,10 +21,11 @@ from triosim.errors import SimulationError
 from triosim.networks.base import Network
 from triosim.networks.extensions import FigureReporter, LinkCounter, LinkRecorder
 from triosim.results.exposure import exposed_shares
-from triosim.results.finished_run import FinishedRun, MetricOptions, RankClass, rank_classes
+from triosim.results.finished_run import FinishedRun, MetricOptions, rank_classes
 from triosim.results.link_loads import busiest_slot, loads
 from triosim.results.memory_rows import rows as memory_rows
 from triosim.results.metrics import StepTimes, axis_traffic, impossible, metrics
+from triosim.results.operator_columns import OperatorColumns, in_order, sums
 from triosim.results.uncertainty import Waits, communication_error, doubts, interval, predictions
 from triosim.results.values import (
     CollectiveTimes,
@@ -52,11 +55,11 @@ def figures(
     ends = _iteration_ends(recording)
     steps = len(ends)
     step = recording.end / steps
-    classes = rank_classes(recording)
+    operators = OperatorColumns(rank_classes(recording))
     ranks, launch_wait = _all_ranks(recording, steps)
     exposed = tuple(exposed_shares(recording.ranks, steps))
     collectives = tuple(_collectives(recording, steps))
-    times = StepTimes(step, steps, ranks, classes, exposed)
+    times = StepTimes(step, steps, ranks, operators, exposed)
     slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(ranks) / steps
     waits = Waits(launch_wait, 0.0 if run.stated_slowdowns else slowed)
     doubted = doubts(times, trace, communication_error(collectives, exposed, network), waits)
@@ -68,15 +71,15 @@ def figures(
         global_batch_size=run.step.global_batch_size,
         iterations=tuple(ends),
         ranks=ranks,
-        layers=tuple(_layers(classes, steps)),
-        operators=tuple(_operators(classes, steps)),
+        layers=tuple(_layers(operators, steps)),
+        operators=tuple(_operators(operators, steps)),
         collectives=collectives,
         links=tuple(_links(network, recording.end, steps)),
         notes=tuple(dict.fromkeys((*notes, *run.step.notes, *run_notes, *impossible(found)))),
         inputs=inputs,
         step_time_interval_s=interval(step, doubted),
         doubts=doubted,
-        predictions=tuple(predictions(classes, steps)),
+        predictions=tuple(predictions(operators, steps)),
         launch_wait_s=launch_wait,
         network_figures=dict(network.figures()) or None if isinstance(network, FigureReporter) else None,
         exposed_communication=exposed,
@@ -142,19 +145,19 @@ def _rank_times(record: RankRecord, end: float, steps: int) -> RankTimes:
     )
 
 
-def _layers(classes: list[RankClass], steps: int) -> Iterable[LayerTimes]:
+def _layers(operators: OperatorColumns, steps: int) -> Iterable[LayerTimes]:
     """Yield each layer in order of its first operator, with the mean over its ranks and what each of them spends."""
-    shares: dict[str, dict[tuple[float, ...], list[list[int]]]] = {}
+    layers, layer_of = operators.groups(lambda kind: kind.layer)
+    phase_of = np.array([PHASES.index(kind.phase) for kind in operators.kinds], dtype=np.int64)
+    shares: dict[str, dict[tuple[float, ...], list[Sequence[int]]]] = {layer: {} for layer in layers}
     shown: dict[tuple[int, ...], str] = {}  # by the classes: few, each of which may have thousands of ranks
-    for ranks, tasks in classes:
-        sums: dict[str, list[float]] = {}
-        for operators, runs in tasks:
-            for operator in operators:
-                row = sums.setdefault(operator.layer, [0.0, 0.0, 0.0, 0])
-                row[PHASES.index(operator.phase)] += runs * operator.seconds
-                row[3] += runs
-        for layer, row in sums.items():
-            shares.setdefault(layer, {}).setdefault(tuple(value / steps for value in row), []).append(ranks)
+    for one in operators.classes:
+        groups = layer_of[one.kinds]
+        cells = groups * len(PHASES) + phase_of[one.kinds]
+        by_phase = sums(cells, one.spent, len(layers) * len(PHASES)).reshape(len(layers), len(PHASES))
+        table = np.column_stack([by_phase, sums(groups, one.runs, len(layers))]) / steps
+        for number in in_order(groups):
+            shares[layers[number]].setdefault(tuple(table[number].tolist()), []).append(one.ranks)
     for layer, rows in shares.items():
         counts = [sum(map(len, some)) for some in rows.values()]
         mean = [math.fsum(one[i] * n for one, n in zip(rows, counts, strict=True)) / sum(counts) for i in range(4)]
@@ -179,22 +182,15 @@ def _layer_row(row: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _operators(classes: list[RankClass], steps: int) -> Iterable[OperatorTimes]:
+def _operators(operators: OperatorColumns, steps: int) -> Iterable[OperatorTimes]:
     """Yield each operator of each phase of each layer, in order of first use: the mean over the ranks that ran it."""
-    found: dict[tuple[str, str, str], list[float]] = {}  # seconds, calls and ranks
-    for ranks, tasks in classes:
-        mine: dict[tuple[str, str, str], list[float]] = {}
-        for operators, runs in tasks:
-            for operator in operators:
-                row = mine.setdefault((operator.name, operator.layer, operator.phase), [0.0, 0])
-                row[0] += runs * operator.seconds
-                row[1] += runs
-        for key, (seconds, calls) in mine.items():
-            total = found.setdefault(key, [0.0, 0, 0])
-            total[0] += seconds * len(ranks)
-            total[1] += calls * len(ranks)
-            total[2] += len(ranks)
-    for (name, layer, phase), (seconds, calls, members) in found.items():
+    keys, key_of = operators.groups(lambda kind: (kind.name, kind.layer, kind.phase))
+    totals = np.zeros((3, len(keys)))  # seconds, calls and ranks
+    for one in operators.classes:
+        groups = key_of[one.kinds]
+        calls = sums(groups, one.runs, len(keys))
+        totals += np.array([sums(groups, one.spent, len(keys)), calls, calls > 0]) * len(one.ranks)
+    for (name, layer, phase), (seconds, calls, members) in zip(keys, totals.T.tolist(), strict=True):
         yield OperatorTimes(name, layer, phase, _count(calls / members / steps), seconds / members / steps)
 
 

@@ -17,13 +17,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from triosim import gpus
 from triosim.compute.models.roofline import arithmetic_dtype
 from triosim.gpus import Gpu
 from triosim.operators import features
 from triosim.operators.kinds import Kind, kind_of
 from triosim.results.exposure import by_axis
-from triosim.results.finished_run import FinishedRun, MetricOptions, RankClass
+from triosim.results.finished_run import FinishedRun, MetricOptions
+from triosim.results.operator_columns import OperatorColumns, added
 from triosim.results.values import AxisTraffic, CollectiveTimes, ExposedShare, Metrics, RankTimes
 from triosim.trace import Operator, Trace
 
@@ -41,7 +44,7 @@ class StepTimes:
     seconds: float
     iterations: int
     ranks: Sequence[RankTimes]
-    classes: Sequence[RankClass]
+    operators: OperatorColumns
     exposed: Sequence[ExposedShare]
 
 
@@ -58,7 +61,7 @@ def metrics(run: FinishedRun, times: StepTimes, options: MetricOptions) -> Metri
     complete = len(known) == world
     by_dtype = model_flops(plan.work, known[0] if known else None, training=plan.training)
     model = math.fsum(by_dtype.values())
-    hardware = hardware_flops(times.classes) / times.iterations if model else 0.0
+    hardware = hardware_flops(times.operators) / times.iterations if model else 0.0
     dtype = max(by_dtype, key=lambda name: by_dtype[name]) if model else None
     peak = math.fsum(gpu.rate(dtype) for gpu in known) if dtype and complete else None
     idle = math.fsum(rank.idle_s for rank in ranks) / world
@@ -143,20 +146,23 @@ def model_flops(work: Iterable[tuple[Trace, float]], gpu: Gpu | None, *, trainin
     return found
 
 
-def hardware_flops(classes: Iterable[RankClass]) -> float:
+def hardware_flops(operators: OperatorColumns) -> float:
     """Return the FLOPs that all ranks have executed in the run."""
     total = 0.0
-    # By id(): operators that were slowed down are other objects with the same tensors, whose hash would cost more than FLOPs.
-    known: dict[tuple[int, int, int], float] = {}
-    for ranks, tasks in classes:
-        forwards = {one.id: one for operators, _ in tasks for one in operators if one.phase == "forward"}
-        for operators, runs in tasks:
-            for operator in operators:
+    # By id(): to hash an operator would cost more than its FLOPs. Some are other objects with the same tensors: slowed down.
+    known: dict[int, float] = {}
+    of_tensors: dict[tuple[int, int, int], float] = {}
+    for one in operators.classes:
+        forwards = {operator.id: operator for operator in one.operators if operator.phase == "forward"}
+        for operator in one.operators:
+            if id(operator) not in known:
                 key = operator.id, id(operator.inputs), id(operator.outputs)
-                if key not in known:
+                if key not in of_tensors:
                     of = forwards.get(operator.forward) if operator.forward is not None else None
-                    known[key] = counted(operator, of)
-                total += known[key] * runs * len(ranks)
+                    of_tensors[key] = counted(operator, of)
+                known[id(operator)] = of_tensors[key]
+        flops = np.array([known[id(operator)] for operator in one.operators], np.float64) * one.runs * len(one.ranks)
+        total = added(flops, total)
     return total
 
 

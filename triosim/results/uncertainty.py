@@ -11,12 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from triosim.networks.base import Network
 from triosim.networks.extensions import ErrorEstimator
 from triosim.operators.features import base_name
-from triosim.results.finished_run import RankClass
 from triosim.results.metrics import StepTimes
+from triosim.results.operator_columns import ClassColumns, Floats, OperatorColumns, added, in_order, sums
 from triosim.results.values import CollectiveTimes, Doubt, ExposedShare, Prediction
 from triosim.trace import Operator, Trace
 
@@ -55,30 +59,22 @@ ASSUMED_ERROR = 0.3
 WIDTH = 2.06
 
 
-def predictions(classes: Sequence[RankClass], steps: int) -> Iterable[Prediction]:
+def predictions(operators: OperatorColumns, steps: int) -> Iterable[Prediction]:
     """Yield each model with what was predicted by it: the mean over the ranks, the longest first."""
-    found: dict[str, list[float]] = {}  # operators, seconds, seconds times error
-    names: dict[str, dict[str, float]] = {}
-    world = sum(len(ranks) for ranks, _ in classes)
-    for ranks, tasks in classes:
-        for operators, runs in tasks:
-            weight = runs * len(ranks) / world / steps
-            for operator in operators:
-                if operator.predicted_by is None:
-                    continue
-                row = found.setdefault(operator.predicted_by, [0.0, 0.0, 0.0])
-                seconds = operator.seconds * weight
-                row[0] += weight
-                row[1] += seconds
-                row[2] += seconds * expected_error(operator)
-                kinds = names.setdefault(operator.predicted_by, {})
-                name = base_name(operator.name)
-                kinds[name] = kinds.get(name, 0.0) + seconds
-    for model, (count, seconds, spread) in sorted(found.items(), key=lambda item: -item[1][1]):
-        kinds = names[model]
-        error = spread / seconds if seconds else 0.0
-        order = tuple(sorted(kinds, key=lambda name: -kinds[name]))
-        yield Prediction(model, int(count) if float(count).is_integer() else count, order, seconds, error)
+    models, model_of = operators.groups(lambda kind: kind.model)
+    names, name_of = operators.groups(lambda kind: (kind.model, base_name(kind.name)))
+    kinds = _joined(one.kinds for one in operators.classes)
+    weights = _joined(one.runs * len(one.ranks) / operators.world / steps for one in operators.classes)
+    seconds = _joined(one.seconds for one in operators.classes) * weights
+    spread = seconds * _joined(map(_errors, operators.classes))
+    of_models = (sums(model_of[kinds], values, len(models)).tolist() for values in (weights, seconds, spread))
+    found = {model: row for model, *row in zip(models, *of_models, strict=True) if model is not None}
+    seconds_of = dict(zip(names, sums(name_of[kinds], seconds, len(names)).tolist(), strict=True))
+    for model, (count, total, off) in sorted(found.items(), key=lambda item: -item[1][1]):
+        order = sorted((name for name in names if name[0] == model), key=lambda name: -seconds_of[name])
+        error = off / total if total else 0.0
+        shown = int(count) if float(count).is_integer() else count
+        yield Prediction(model, shown, tuple(name for _, name in order), total, error)
 
 
 def interval(step: float, found: Sequence[Doubt]) -> tuple[float, float] | None:
@@ -113,16 +109,12 @@ def _of_operators(times: StepTimes, launch_wait: float) -> dict[str, float]:
     """Return by how many seconds each model's operators are expected to change the step, on the rank that is least certain."""
     step, widest, found = times.seconds, 0.0, dict[str, float]()
     ranks = {rank.rank: rank for rank in times.ranks}
-    for members, tasks in times.classes:
-        deviations: dict[tuple[str, str, str], float] = {}
-        compute = 0.0
-        for operators, runs in tasks:
-            for operator in operators:
-                compute += runs * operator.seconds
-                if operator.predicted_by is not None:
-                    kind = (operator.predicted_by, operator.name, operator.phase)
-                    deviations[kind] = deviations.get(kind, 0.0) + runs * operator.seconds * expected_error(operator)
-        rank = ranks[members[0]]
+    keys, key_of = times.operators.groups(lambda kind: (kind.model, kind.name, kind.phase))
+    for one in times.operators.classes:
+        compute, groups = added(one.spent), key_of[one.kinds]
+        by_key = sums(groups, one.spent * _errors(one), len(keys)).tolist()
+        deviations = {keys[number]: by_key[number] for number in in_order(groups) if keys[number][0] is not None}
+        rank = ranks[one.ranks[0]]
         on_wire = max(0.0, rank.exposed_communication_s - rank.waiting_s)
         part = max(0.0, step - on_wire - launch_wait) / compute if compute else 0.0
         if part * math.hypot(*deviations.values()) > widest:
@@ -153,15 +145,23 @@ def communication_error(
     """
     if not isinstance(network, ErrorEstimator):
         return 0.0
-    sums: dict[str, list[float]] = {}  # by axis: seconds, seconds times error
+    totals: dict[str, list[float]] = {}  # by axis: seconds, seconds times error
     for row in collectives:
-        seconds = sums.setdefault(row.axis, [0.0, 0.0])
+        seconds = totals.setdefault(row.axis, [0.0, 0.0])
         seconds[0] += row.total_s
         seconds[1] += row.total_s * network.relative_error(row.kind, row.group_size, row.bytes)
-    errors = {axis: off / total for axis, (total, off) in sums.items() if total}
+    errors = {axis: off / total for axis, (total, off) in totals.items() if total}
     return math.fsum((share.exposed_s - share.waiting_s) * errors.get(share.axis, 0.0) for share in exposed)
 
 
 def expected_error(operator: Operator) -> float:
     """Return by what part of its time an operator is expected to be off."""
     return ASSUMED_ERROR if operator.relative_error is None else operator.relative_error
+
+
+def _errors(one: ClassColumns) -> Floats:
+    return np.where(np.isnan(one.errors), ASSUMED_ERROR, one.errors)
+
+
+def _joined(columns: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate(list(columns))

@@ -1,0 +1,106 @@
+"""The operators that the ranks of a run executed, as columns, which figures add up by layer, by name or by model.
+
+Sums are added in the order in which the operators ran, so that they are the same to the last bit however they are grouped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim.results.finished_run import RankClass
+from triosim.trace import Operator, Phase
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Key = TypeVar("Key", bound=Hashable)
+
+
+class OperatorKind(NamedTuple):
+    """What figures tell operators apart by; ``model`` is what predicted their times, None where they were measured."""
+
+    name: str
+    layer: str
+    phase: Phase
+    model: str | None
+
+
+_Kind = tuple[str, str, Phase, str | None]  # quicker to make, millions of times
+
+
+@dataclass(frozen=True, slots=True)
+class ClassColumns:
+    """The operators of ranks that ran the same ones: how often each ran, its seconds and the number of its kind.
+
+    ``errors`` are the relative errors that are expected of the seconds, NaN where they are not known.
+    """
+
+    ranks: Sequence[int]
+    operators: Sequence[Operator]
+    runs: Integers
+    seconds: Floats
+    errors: Floats
+    kinds: Integers
+
+    @property
+    def spent(self) -> Floats:
+        """The seconds that a rank spends on each operator in the run."""
+        return self.runs * self.seconds
+
+
+class OperatorColumns:
+    """The operators of all ranks, by classes of ranks; ``kinds`` in the order in which they first ran."""
+
+    def __init__(self, classes: Iterable[RankClass]) -> None:
+        numbers: dict[_Kind, int] = {}
+        self.classes = [_columns(ranks, tasks, numbers) for ranks, tasks in classes]
+        self.kinds = tuple(OperatorKind(*kind) for kind in numbers)
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return sum(len(one.ranks) for one in self.classes)
+
+    def groups(self, key: Callable[[OperatorKind], Key]) -> tuple[list[Key], Integers]:
+        """Return the different keys of the kinds, and which of them each kind has."""
+        found: dict[Key, int] = {}
+        of = [found.setdefault(key(kind), len(found)) for kind in self.kinds]
+        return list(found), np.array(of, dtype=np.int64)
+
+
+def sums(groups: Integers, values: npt.NDArray[np.generic], count: int) -> Floats:
+    """Return the sum of the values of each of ``count`` groups, added one after the other."""
+    return np.bincount(groups, weights=values, minlength=count).astype(np.float64, copy=False)
+
+
+def added(values: Floats, begun: float = 0.0) -> float:
+    """Return ``begun`` and the values, added one after the other."""
+    return float(np.add.accumulate(np.concatenate([[begun], values]))[-1])
+
+
+def in_order(groups: Integers) -> list[int]:
+    """Return the groups that occur, in order."""
+    found, first = np.unique(groups, return_index=True)
+    ordered: list[int] = found[np.argsort(first)].tolist()
+    return ordered
+
+
+def _columns(
+    ranks: Sequence[int], tasks: Sequence[tuple[tuple[Operator, ...], int]], numbers: dict[_Kind, int]
+) -> ClassColumns:
+    operators = list(chain.from_iterable(some for some, _ in tasks))
+    errors = [one.relative_error for one in operators]
+    kinds = [numbers.setdefault((one.name, one.layer, one.phase, one.predicted_by), len(numbers)) for one in operators]
+    return ClassColumns(
+        ranks,
+        operators,
+        np.repeat(np.array([runs for _, runs in tasks], np.int64), [len(some) for some, _ in tasks]),
+        np.array([one.seconds for one in operators], dtype=np.float64),
+        np.array(errors, dtype=np.float64),  # None becomes NaN
+        np.array(kinds, dtype=np.int64),
+    )
