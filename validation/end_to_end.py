@@ -3,9 +3,8 @@
 ``python validation/end_to_end.py --table FILE`` reads a table in a known format, prints every row with what is predicted of
 each of its quantities and the error, and at the end the mean absolute error of each. Without a table, all that are there. A
 row that is broken, or cannot be simulated, is said on standard error and left out; the exit status is 2 where none is
-predicted. The fitted constants are those of ``validation/steps/constants.json``; ``--fit`` fits them again, and prints errors
-of model sizes that were left out. ``--reuse FILE`` takes what ``--format csv`` printed before, with the same constants,
-instead of simulating. ``--commands`` prints the command line of each row instead: what is predicted is what it says.
+predicted. ``--reuse FILE`` takes what ``--format csv`` printed before instead of simulating. ``--commands`` prints the command
+line of each row instead: what is predicted is what it says.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import csv
 import json
 import multiprocessing
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -28,12 +27,9 @@ from triosim.output_files import check_outputs
 from triosim.reports.pictures.plot import check_plot
 from validation.report import DataAbsent
 from validation.report import Row as Claim
-from validation.steps import constants, fitting, formats, picture, printed
+from validation.steps import formats, picture, printed
 from validation.steps.errors import GroupSummary, Predicted, Refused, Summary, group_of, groups, spaced, summaries
 from validation.steps.rows import Format, Prediction, Row
-
-#: Up to which work (layers times micro-batches times GPUs) ``python -m validation`` predicts rows; all take half an hour.
-QUICK = 100_000
 
 Table = tuple[Format, str, list[Row]]
 
@@ -41,7 +37,7 @@ Table = tuple[Format, str, list[Row]]
 def rows() -> list[Claim]:
     """The mean error of rows evenly spaced over the quick ones of each table, against what is asked for."""
     tables = [
-        (kind, name, spaced(quick(kind, found), kind.sample))
+        (kind, name, spaced([row for row in found if kind.is_quick(row)], kind.sample))
         for kind, name, found in formats.shared(refuse=_passed_over)
     ]
     if not tables:
@@ -56,21 +52,12 @@ def _passed_over(table: str, error: TriosimError, line: int) -> None:
     """Leave a row that cannot be read out of the summary."""
 
 
-def quick(kind: Format, found: Sequence[Row]) -> list[Row]:
-    """Return the rows that take seconds at most."""
-    return [row for row in found if kind.work(row) <= QUICK]
-
-
 def predicted(
-    tables: Sequence[Table],
-    values: Mapping[str, float] | None = None,
-    jobs: int = 1,
-    known: printed.Known | None = None,
+    tables: Sequence[Table], jobs: int = 1, known: printed.Known | None = None
 ) -> Iterator[Predicted | Refused]:
     """Predict every quantity of every row, in order; in several processes if asked for. ``known`` are predicted already."""
-    values = constants.values() if values is None else values
     every = [(kind.name, name, one) for kind, name, found in tables for row in found for one in (row, *row.also)]
-    asked = [(*one, values, (known or {}).get(printed.key(one[1], one[2]))) for one in every]
+    asked = [(*one, (known or {}).get(printed.key(one[1], one[2]))) for one in every]
     if jobs == 1:
         yield from map(_predicted, asked)
         return
@@ -78,10 +65,10 @@ def predicted(
         yield from pool.map(_predicted, asked, chunksize=4)
 
 
-def _predicted(asked: tuple[str, str, Row, Mapping[str, float], Prediction | None]) -> Predicted | Refused:
-    kind, name, row, values, known = asked
+def _predicted(asked: tuple[str, str, Row, Prediction | None]) -> Predicted | Refused:
+    kind, name, row, known = asked
     try:
-        said = formats.named(kind).predicted(row, values) if known is None else known
+        said = formats.named(kind).predicted(row) if known is None else known
         return Predicted(kind, name, row, said.value, said.low, said.high)
     except TriosimError as error:
         refusal = type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix)
@@ -101,9 +88,6 @@ def main(given: Sequence[str] | None = None) -> int:
         if options.commands:
             return _print_commands(tables)
         known = printed.read(options.reuse)
-        if options.fit:
-            fitting.fit(tables, options.jobs, predicted, known)
-            return 0
         found = list(_shown(predicted(tables, jobs=options.jobs, known=known), refused, options.format))
         if options.format == "text":
             print_summaries(summaries(found), refused)
@@ -140,7 +124,6 @@ def _options(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="what is printed (text)")
     parser.add_argument("--commands", action="store_true", help="print the rows' command lines, and predict nothing")
     parser.add_argument("--plot", metavar="FILE", help="write a picture of measured and predicted figures")
-    parser.add_argument("--fit", action="store_true", help="fit the constants to the rows, and write them")
     options = parser.parse_args(given)
     for name in ("sample", "jobs"):
         value = getattr(options, name)
@@ -231,7 +214,6 @@ def print_groups(found: Sequence[GroupSummary]) -> None:
 
 def _plain(found: Sequence[Predicted], refused: Sequence[Refused]) -> dict[str, object]:
     return {
-        "constants": constants.values(),
         "rows": [
             {
                 **{"table": one.table, "row": one.row.label, "model": one.row.model, "quantity": one.row.quantity},

@@ -12,7 +12,7 @@ import pytest
 
 from triosim.errors import OptionError, OutputError, TraceError
 from validation import end_to_end
-from validation.steps import constants, fitting, formats, megatron, picture
+from validation.steps import formats, megatron, picture
 from validation.steps.errors import Predicted, spaced, summaries
 from validation.steps.rows import Row
 
@@ -53,7 +53,7 @@ def test_a_table_is_known_by_its_header(table):
         ("2,2,1,256,4,2,128,2,1,1,-4", "'iteration time (ms)' is '-4'"),
         ("2,2.5,1,256,4,2,128,2,1,1,10", "'global batch' is '2.5'"),
         ("4,2,1,256,4,2,128,2,1,1,10", "4 GPUs"),
-        ("2,3,2,256,4,2,128,2,1,1,10", "global batch 3"),
+        ("2,3,2,256,4,2,128,2,1,1,10", "a batch of 3"),
         ("2,2,1,256,3,2,128,2,1,1,10", "3 heads"),
         (",2,1,256,4,2,128,2,1,1,10", "no '# GPUs'"),
     ],
@@ -118,38 +118,18 @@ def test_a_sample_is_evenly_spaced():
     assert spaced([1, 2], 5) == [1, 2]
 
 
-def test_constants_are_few_and_within_their_bounds():
-    known = constants.load()
-    assert len(known) <= 10
-    for one in known.values():
-        assert one.low <= one.value <= one.high, one.name
-        assert one.unit
-        assert one.meaning
-        assert one.fitted_on
-
-
-def test_formats_name_constants_that_there_are():
-    known = constants.load()
-    for one in formats.formats():
-        assert set(one.constants) <= set(known), one.name
+def test_megatron_divides_the_words_that_its_ranks_share(table):
+    """Of GPT-2's 50,257 words, two ranks divide 50,256; nodes of eight have a topology, one node is the GPU's own."""
+    (row,) = formats.read(table("2,2,1,256,4,2,128,2,1,1,10"))[1]
+    assert "vocab=50256" in str(row.case)
+    assert "--topology" not in str(row.case)
+    wide = formats.read(table("0.1,16,16,1,256,4,2,128,1,16,1,10", header=f"Parameters (billion),{ONE_NODE}"))[1][0]
+    assert "--topology 'dgx-a100(gpus=16, inter_node={bandwidth: 200 Gb/s, gpus_per_nic: 2})'" in str(wide.case)
 
 
 def test_a_missing_column_is_named(table):
     with pytest.raises(TraceError, match="iteration time"):
         formats.read(table("1", header=ONE_NODE.rpartition(",")[0]))
-
-
-def test_megatron_fuses_the_softmax_of_multiples_of_four_heads_and_samples(table):
-    """16 heads on 8 GPUs: two of one sample are too few, of two samples they are four."""
-    found = formats.read(table("8,8,1,1024,16,12,1024,8,1,1,10", "8,8,2,1024,16,12,1024,8,1,1,10"))[1]
-    assert [row.case.fused_softmax for row in found] == [False, True]
-
-
-def test_an_unfused_softmax_costs_the_host_time(table):
-    kind, (row,) = formats.read(table("2,2,1,256,4,2,128,2,1,1,10"))
-    cheap, dear = ({**constants.values(), "softmax": seconds} for seconds in (0.0, 1e-3))
-    more = kind.predict(row, dear) - kind.predict(row, cheap)
-    assert more == pytest.approx(2 * 2 * 2 * 1.0, rel=0.1)  # ms: layers, micro-batches, forward and backward
 
 
 def test_selective_recomputation_and_sequence_parallelism_are_read(table):
@@ -160,28 +140,10 @@ def test_selective_recomputation_and_sequence_parallelism_are_read(table):
     line = "tiny,4,256,4,128,512,4,2,2,2,1,4,1,{},{},1.5,nobody"
     kind, rows = formats.read(table(line.format("full", "no"), line.format("selective", "yes"), header=header))
     assert kind.name == "megatron-selective"
-    full, selective = (kind.predict(row, constants.values()) for row in rows)
+    full, selective = (kind.predicted(row).value for row in rows)
     assert 0 < selective < full
     with pytest.raises(TraceError, match="known: none, selective, full"):
         formats.read(table(line.format("some", "no"), header=header))
-
-
-def test_the_fit_finds_a_constant_again(table, tmp_path, monkeypatch, capsys):
-    """Rows that were predicted with one launch cost are fitted from another."""
-    monkeypatch.setattr(constants, "FILE", tmp_path / "constants.json")
-    entry = {"value": 5e-5, "unit": "s", "meaning": "m", "low": 1e-6, "high": 1e-3, "fitted_on": "t"}
-    constants.FILE.write_text(json.dumps({"launch": entry}))
-    rows = [Row(f"r{size}", f"m{size}", 3.0 * size * 7e-5, "s", size) for size in (1, 2, 3)]
-
-    def predict(tables, values, jobs, known):
-        for kind, name, found in tables:
-            for row in found:
-                yield Predicted(kind.name, name, row, 3.0 * row.case * values["launch"])
-
-    monkeypatch.setattr(megatron.OneNode, "stand_in", lambda self, row: row)
-    fitting.fit([(formats.named("megatron-one-node"), "t", rows)], 1, predict)
-    assert constants.load()["launch"].value == pytest.approx(7e-5, rel=0.02)
-    assert "left out" in capsys.readouterr().out
 
 
 def test_all_times_are_in_one_panel_of_the_picture(table, tmp_path):
@@ -196,14 +158,14 @@ def test_all_times_are_in_one_panel_of_the_picture(table, tmp_path):
 
 def test_broken_rows_and_rows_that_cannot_be_simulated_are_said_and_the_others_predicted(table, capsys, monkeypatch):
     """Of four lines one has no number and one is refused by the simulator."""
-    predict = megatron.OneNode.predict
+    predict = megatron.OneNode.predicted
 
-    def picky(self, row, values):
-        if row.case.layers == 4:
+    def picky(self, row):
+        if "L=4" in row.label:
             raise OptionError("four layers", fix="give two")
-        return predict(self, row, values)
+        return predict(self, row)
 
-    monkeypatch.setattr(megatron.OneNode, "predict", picky)
+    monkeypatch.setattr(megatron.OneNode, "predicted", picky)
     good, wrong, deep = "1,2,1,256,4,2,128,1,1,1,10", "1,2,1,256,4,2,128,1,1,1,fast", "1,2,1,256,4,4,128,1,1,1,10"
     assert end_to_end.main(["--table", str(table(good, wrong, deep, good))]) == 0
     said = capsys.readouterr()
@@ -222,28 +184,17 @@ def test_what_was_printed_is_not_simulated_again(table, tmp_path, capsys, monkey
     assert end_to_end.main(["--table", path, "--format", "csv"]) == 0
     first = capsys.readouterr().out
     (tmp_path / "before.csv").write_text(first)
-    monkeypatch.setattr(megatron, "step_seconds", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr(megatron.OneNode, "predicted", lambda *_: pytest.fail("simulated"))
     assert end_to_end.main(["--table", path, "--format", "csv", "--reuse", str(tmp_path / "before.csv")]) == 0
     assert capsys.readouterr().out == first
     assert end_to_end.main(["--table", path, "--reuse", path]) == 2
     assert "not what --format csv prints" in capsys.readouterr().err
 
 
-def test_a_constant_changes_a_row_by_the_factor_by_which_it_changes_its_stand_in(table):
-    """Rows of one node with replicas, stages and many micro-batches: a fifth more host time."""
-    lines = ("4,8,1,256,4,4,128,2,1,2,10", "4,16,1,256,4,4,128,1,2,2,10", "2,8,2,256,4,4,128,1,2,1,10")
-    kind, rows = formats.read(table(*lines))
-    known = constants.values()
-    dearer = known | {"launch": 1.2 * known["launch"]}
-    for row in rows:
-        own, stand = (kind.predict(one, dearer) / kind.predict(one, known) for one in (row, kind.stand_in(row)))
-        assert own == pytest.approx(stand, abs=0.01), row.label
-
-
 def test_a_mistake_of_the_simulator_in_one_row_ends_no_table(table, capsys, monkeypatch):
-    def broken(self, row, values):
+    def broken(self, row):
         raise ZeroDivisionError("nobody")
 
-    monkeypatch.setattr(megatron.OneNode, "predict", broken)
+    monkeypatch.setattr(megatron.OneNode, "predicted", broken)
     assert end_to_end.main(["--table", str(table("1,2,1,256,4,2,128,1,1,1,10"))]) == 2
     assert "ZeroDivisionError: nobody" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_a_row_is_a_capture_and_a_simulation() -> None:
 def test_compiled_models_are_refused() -> None:
     kind = formats.named("timm")
     with pytest.raises(OptionError, match="compiled"):
-        kind.predicted(kind.read(row_of(compiled="yes")), {})
+        kind.predicted(kind.read(row_of(compiled="yes")))
 
 
 @pytest.mark.skipif(not all(map(find_spec, ("torch", "timm"))), reason="capturing needs PyTorch and timm")

@@ -21,9 +21,11 @@ def table(folder: Path, line: str) -> Path:
 def test_words_and_pixels_are_told_apart(tmp_path: Path) -> None:
     form, rows = formats.read(table(tmp_path, "CLIP,8,20/336,MP,FALSE,100"))
     assert form.name == "one-gpu"
-    assert (rows[0].case.words, rows[0].case.batch, rows[0].case.checkpoints) == (20, 8, False)
-    assert formats.read(table(tmp_path, "VIT,8,224,HP,TRUE,100"))[1][0].case.words is None
-    assert formats.read(table(tmp_path, "LLAMA,8,512,HP,TRUE,100"))[1][0].case.words == 512
+    assert str(rows[0].case).endswith(
+        "clip-vit-l-14-336 --gpu H100-SXM --batch-size 8 --seq 20 --dtype fp16 --precision mixed"
+    )
+    assert "--seq" not in str(formats.read(table(tmp_path, "VIT,8,224,HP,TRUE,100"))[1][0].case)
+    assert "--seq 512" in str(formats.read(table(tmp_path, "LLAMA,8,512,HP,TRUE,100"))[1][0].case)
 
 
 @pytest.mark.parametrize(
@@ -50,5 +52,5 @@ def test_the_published_steps_are_within_what_is_asked_for() -> None:
     assert len(rows) == 14
     chosen = [rows[place] for place in (1, 4, 9, 12)]
     assert {row.model for row in chosen} == {row.model for row in rows}
-    errors = [abs(form.predict(row, {}) / row.measured - 1) for row in chosen]
+    errors = [abs(form.predicted(row).value / row.measured - 1) for row in chosen]
     assert sum(errors) / len(errors) < form.asked["step time"]

@@ -33,6 +33,7 @@ class Stack:
         ``triosim.models.operators.float8`` tells apart.
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
     call_seconds: the same of a communication.
+    run_ahead: how many operators the host is ahead of its GPU at most; None: as many as CUDA's launch queue holds.
     source: what the host's costs rest on.
     """
 
@@ -45,6 +46,7 @@ class Stack:
     launch_seconds: float
     call_seconds: float
     source: str
+    run_ahead: int | None = None
 
     def summary(self) -> str:
         """Return what it is made of in one line, as a described trace keeps it under ``software``."""

@@ -36,7 +36,8 @@ def with_launches(subject: Subject, config: RunConfig) -> tuple[Subject, Launche
     if overhead is not None:
         return _launched(subject, overhead), Launches(overhead, config.run_ahead)
     stack = stack_of(trace)
-    return _launched(subject, stack.launch_seconds), Launches(stack.call_seconds, config.run_ahead)
+    ahead = stack.run_ahead if config.run_ahead is None else config.run_ahead
+    return _launched(subject, stack.launch_seconds), Launches(stack.call_seconds, ahead)
 
 
 def median_host_seconds(trace: Trace) -> float:

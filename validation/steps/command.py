@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -73,19 +72,20 @@ class Command:
 class CommandFormat(Format):
     """A format whose rows are plain commands: a row's ``case`` is its ``Command``.
 
-    What is ``measured`` are the seconds of a step, or GiB that are ``counted`` as the allocator has reserved or handed them
-    out.
+    What is ``measured`` are the seconds or milliseconds of a step, or GiB that are ``counted`` as the allocator has reserved or
+    handed them out.
     """
 
     counted: ClassVar[Literal["reserved", "allocated"]] = "reserved"
 
-    def predicted(self, row: Row, constants: Mapping[str, float]) -> Prediction:
-        """Return the seconds of the step and their interval, or the GiB of the fullest rank."""
+    def predicted(self, row: Row) -> Prediction:
+        """Return the time of the step and its interval, or the GiB of the fullest rank."""
         command = self.command(row)
         if command.verb == "memory":
             return Prediction(getattr(command.memory(), f"peak_{self.counted}") / 2**30)
         result = command.result()
-        return Prediction(result.step_time_s, *(result.step_time_interval_s or ()))
+        scale = 1e3 if row.unit == "ms" else 1.0
+        return Prediction(*(scale * seconds for seconds in (result.step_time_s, *(result.step_time_interval_s or ()))))
 
     def command(self, row: Row) -> Command:
         """Return the row's command."""

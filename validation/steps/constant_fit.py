@@ -32,8 +32,6 @@ from validation.steps.command import Command
 from validation.steps.errors import spaced
 from validation.steps.rows import Format, Row
 
-#: Rows of more work than this (layers times micro-batches times GPUs) are left out.
-_MOST_WORK = 2e5
 #: The least that the largest value changes a row by, over the smallest.
 _LEAST_CHANGE = 0.02
 
@@ -115,10 +113,10 @@ def errors_of_table(kind: str, name: str, table: str, factor: float, count: int)
     constant.multiply(factor)
     found: dict[str, list[float]] = {}
     for form, title, rows in formats.shared(table, refuse=lambda *_: None):
-        quick = [row for row in rows if form.work(row) <= _MOST_WORK and constant.chosen(form, row)]
+        quick = [row for row in rows if form.is_quick(row) and constant.chosen(form, row)]
         for row in spaced(quick, count):
             try:
-                off = float(np.log(form.predicted(row, {}).value / row.measured))
+                off = float(np.log(form.predicted(row).value / row.measured))
             except TriosimError:
                 off = float("nan")
             found.setdefault(constant.source(title, row), []).append(off)

@@ -8,19 +8,21 @@ of its distributed optimizer beside the computation, once a step: ``fsdp`` that 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from triosim.models.architectures.llama import Llama
 from validation.steps.command import Command, axes
-from validation.steps.rows import Record
+from validation.steps.rows import Record, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
     """How many GPUs share what. Experts are divided over ``ep`` of the replicas.
 
-    ``data`` is what replicas share: ``dp`` nothing, ``zero1`` the optimizer, ``core`` the same as Megatron-Core does it.
+    ``data`` is what replicas share: ``dp`` nothing, ``zero1`` the optimizer, ``core`` the same as Megatron-Core does it. Ranks
+    of ``tp`` divide activations ``by_sequence``, which Megatron-Core does by default.
     """
 
     dp: int
@@ -30,6 +32,7 @@ class Division:
     ep: int = 1
     chunks: int = 1
     data: str = "core"
+    by_sequence: bool | None = None
 
     @property
     def gpus(self) -> int:
@@ -51,10 +54,14 @@ class Division:
     def options(self, layers: int, micro_batches: int) -> dict[str, Any]:
         """Return the options that say so, for so many layers."""
         stages, core = self.pp * self.chunks, self.data == "core"
+        by_sequence = self.tp > 1 and (core if self.by_sequence is None else self.by_sequence)
         kept = (
             ("reshard=no", "reduce=last") if core and self.pp == 1 and self.dp > 1 else ()
         )  # as a pipeline does anyway
         together = ("overlap=ring",) if core and self.tp > 1 else ()  # --tp-comm-overlap
+        parts = (
+            ("sends=parts",) if self.pp > 1 and self.tp > 1 and not by_sequence else ()
+        )  # its default: scatter, gather
         return {
             "parallel": axes(
                 **{"fsdp" if core else self.data: self.dp}, cp=self.cp, ep=self.ep, tp=self.tp, pp=self.pp
@@ -63,8 +70,8 @@ class Division:
             "schedule": None if self.pp == 1 else "interleaved" if self.chunks > 1 else "1f1b",
             "virtual_stages": self.chunks if self.chunks > 1 else None,
             "micro_batches": micro_batches if micro_batches > 1 else None,
-            "sequence_parallel": core and self.tp > 1,
-            "option": (*kept, *together, "stages=equal" if stages > 1 and not layers % stages else None),
+            "sequence_parallel": by_sequence,
+            "option": (*kept, *together, *parts, "stages=equal" if stages > 1 and not layers % stages else None),
         }
 
 
@@ -92,6 +99,55 @@ def megatron_command(
     said = {"micro_batch_size": micro_batch} | division.options(layers, micro_batches)
     said |= {**options, "option": (*said["option"], *options.get("option", ()))}
     return Command.of(model, **said)
+
+
+def gpt_row(
+    record: Record,
+    sizes: Mapping[str, int],
+    measured: float,
+    *,
+    framework: str,
+    unit: str = "s",
+    nodes: str = "",
+    by_sequence: bool = False,
+    **options: Any,
+) -> Row:
+    """Return the row of a GPT in fp16 on A100s, by the sizes of the model, its batch and its division.
+
+    ``nodes`` is what the topology of more than one has, with a place for the number of GPUs.
+    """
+    own = {name: sizes[name] for name in ("layers", "hidden", "heads", "sequence", "vocab")}
+    division = Division(
+        **{name: sizes[name] for name in ("dp", "tp", "pp", "chunks") if name in sizes},
+        data="dp",
+        by_sequence=by_sequence,
+    )
+    gpus, samples, micro_batch = sizes["gpus"], sizes["global_batch"], sizes["micro_batch"]
+    _check(record, own, division, gpus)
+    command = megatron_command(
+        gpt(**own),
+        own["layers"],
+        division,
+        micro_batch=micro_batch,
+        micro_batches=division.micro_batches(record, samples, micro_batch),
+        gpu="A100-SXM-80GB",
+        topology=nodes.format(gpus) if gpus > 8 else None,
+        dtype="fp16",
+        **options,
+    )
+    label = f"h={own['hidden']} L={own['layers']} a={own['heads']} s={own['sequence']} {division.label} "
+    label += f"batch={samples}/{micro_batch}{' by sequence' if by_sequence else ''}"
+    model = f"{own['layers']} layers of {own['hidden']}"
+    return Row(label, model, measured, unit, command, gpu="A100-SXM-80GB", framework=framework)
+
+
+def _check(record: Record, sizes: Mapping[str, int], division: Division, gpus: int) -> None:
+    """Refuse a row whose sizes contradict each other."""
+    record.check(gpus == division.gpus, f"{gpus} GPUs", f"tensor, data and pipeline parallelism make {division.gpus}")
+    stages, layers, heads = division.pp * division.chunks, sizes["layers"], sizes["heads"]
+    record.check(not layers % stages, f"{layers} layers", f"give a multiple of the {stages} stages")
+    record.check(not sizes["hidden"] % heads, f"{heads} heads", f"give a divisor of {sizes['hidden']}")
+    record.check(not heads % division.tp, f"{heads} heads", f"give a multiple of tensor parallelism {division.tp}")
 
 
 def gpt(*, layers: int, hidden: int, heads: int, vocab: int, sequence: int) -> str:

@@ -9,14 +9,13 @@ and ViT whole blocks, as ``torch.utils.checkpoint`` does. transformers then repe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar
 
-import triosim
 from triosim.models import Gemma, Llama
-from triosim.models.architectures.model import Model
 from triosim.models.catalogue import MODELS
-from validation.steps.rows import FittedFormat, Record, Row
+from validation.steps.command import Command, CommandFormat
+from validation.steps.rows import Record, Row
 
 _NETWORK = "modules=mlp,input_layernorm,post_attention_layernorm"
 #: What is trained by the name in the table, and what is recomputed where activations are checkpointed.
@@ -26,11 +25,7 @@ _MODELS = {
     "CLIP": ("clip-vit-l-14-336", "checkpoint"),
     "LLAMA": ("llama3.2-1b", _NETWORK),
 }
-_PRECISIONS: Mapping[str, tuple[str, Literal["plain", "mixed"]]] = {
-    "FP": ("float32", "plain"),
-    "HP": ("float16", "plain"),
-    "MP": ("float16", "mixed"),
-}
+_PRECISIONS = {"FP": ("fp32", None), "HP": ("fp16", None), "MP": ("fp16", "mixed")}
 _SIZE, _AGAIN, _TIME = "SEQ LENGTH IMG SIZE", "ACTIVATION CHECKPOINTING", "ACTUAL (MS)"
 #: Model, batch, words or pixels, precision, checkpointing, measured milliseconds, and what TorchSim's learned models say.
 _TABLE = (
@@ -51,18 +46,7 @@ _TABLE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What is trained, and how; ``words`` are a sample's, None of images alone."""
-
-    model: str
-    batch: int
-    words: int | None
-    precision: str
-    checkpoints: bool
-
-
-class OneGpu(FittedFormat):
+class OneGpu(CommandFormat):
     """Training steps on one H100."""
 
     name = "one-gpu"
@@ -74,10 +58,6 @@ class OneGpu(FittedFormat):
         """One row a record."""
         return _row(record)
 
-    def predict(self, row: Row, constants: Mapping[str, float]) -> float:
-        """Milliseconds."""
-        return 1e3 * step_seconds(row.case)
-
     def built_in(self) -> list[Row]:
         """The rows of the table."""
         rows = []
@@ -87,39 +67,28 @@ class OneGpu(FittedFormat):
         return rows
 
 
-def step_seconds(step: Step) -> float:
-    """Return the simulated seconds of a step."""
-    _, again = _MODELS[step.model]
-    dtype, precision = _PRECISIONS[step.precision]
-    trace = triosim.describe(
-        _model(step), batch=step.batch, sequence=step.words, dtype=dtype, precision=precision, gpu="H100-SXM"
-    )
-    return triosim.simulate(trace, recompute=again if step.checkpoints else "none").step_time_s
-
-
-def _model(step: Step) -> Model:
-    model = MODELS[_MODELS[step.model][0]]
-    return replace(model, style="transformers-2024") if isinstance(model, (Gemma, Llama)) else model
-
-
 def _row(record: Record) -> Row:
     model = record.one_of("MODEL", tuple(_MODELS))
     precision = record.one_of("PRECISION", tuple(_PRECISIONS))
-    checkpoints = record.one_of(_AGAIN, ("TRUE", "FALSE")) == "TRUE"
     size, known = record.text(_SIZE), MODELS[_MODELS[model][0]]
     first, _, image = size.partition("/") if known.sequence else ("", "", size)
     pixels = str(getattr(known, "image", ""))
     record.check(image == pixels, f"'{_SIZE}' is '{size}'", f"{model} reads images of {pixels or 'no'} pixels")
     record.check(not known.sequence or first.isdigit(), f"'{_SIZE}' is '{size}'", "give the words of a sample")
-    step = Step(
-        model=model,
-        batch=record.whole("BATCH SIZE"),
-        words=int(first) if first else None,
-        precision=precision,
-        checkpoints=checkpoints,
+    batch, checkpoints = record.whole("BATCH SIZE"), record.one_of(_AGAIN, ("TRUE", "FALSE")) == "TRUE"
+    name, again = _MODELS[model]
+    dtype, mixed = _PRECISIONS[precision]
+    command = Command.of(
+        f"{name}(style=transformers-2024)" if isinstance(known, (Gemma, Llama)) else name,
+        gpu="H100-SXM",
+        batch_size=batch,
+        seq=int(first) if first else None,
+        dtype=dtype,
+        precision=mixed,
+        recompute=again if checkpoints else None,
     )
-    label = f"{model} batch={step.batch} size={size} {precision}{' checkpoints' if checkpoints else ''}"
-    return Row(label, model, record.number(_TIME), "ms", step)
+    label = f"{model} batch={batch} size={size} {precision}{' checkpoints' if checkpoints else ''}"
+    return Row(label, model, record.number(_TIME), "ms", command, gpu="H100-SXM", framework="PyTorch")
 
 
 FORMATS = (OneGpu(),)

@@ -14,10 +14,10 @@ from triosim.errors import TraceError
 class Row:
     """One measured figure.
 
-    ``label`` is the row's columns in short; ``model`` says which rows are left out of a fit together, those of one size;
+    ``label`` is the row's columns in short; ``model`` says which rows are of one size;
     ``measured`` is in ``unit``.
-    ``case`` is what the format's ``predict`` needs; ``published`` is what another simulator said, in the same unit.
-    ``also`` are other quantities of the same line of a table; no constant is fitted to them. ``gpu`` and ``framework`` say in
+    ``case`` is what the format's ``predicted`` needs; ``published`` is what another simulator said, in the same unit.
+    ``also`` are other quantities of the same line of a table. ``gpu`` and ``framework`` say in
     which group of its table it is judged, and ``line`` is its line there.
     """
 
@@ -48,8 +48,7 @@ class Format(ABC):
 
     ``columns`` identify its files (a file may have more); ``tables`` are the names of measured data that have it, under
     ``TRIOSIM_DATA``. ``asked`` is the mean absolute error that is asked for, and ``published`` says what the best
-    published one is, by quantity. ``sample`` is of how many rows ``python -m validation`` makes do. ``constants`` are the names
-    of the fitted constants (``validation.steps.constants``) that it reads: the fit asks for no others' derivatives.
+    published one is, by quantity. ``sample`` is of how many rows ``python -m validation`` makes do.
     """
 
     name: ClassVar[str]
@@ -58,27 +57,22 @@ class Format(ABC):
     sample: ClassVar[int] = 12
     asked: ClassVar[Mapping[str, float]] = {}
     published: ClassVar[Mapping[str, str]] = {}
-    constants: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def read(self, record: Record) -> Row:
         """Return the row of one line of a table. Raises ``TriosimError`` for what is wrong in it."""
 
     @abstractmethod
-    def predicted(self, row: Row, constants: Mapping[str, float]) -> Prediction:
+    def predicted(self, row: Row) -> Prediction:
         """Return what the simulator says of the row's quantity. Raises ``TriosimError`` for what cannot be simulated."""
 
     def command(self, row: Row) -> object:
         """Return the command line that predicts the row; None where it takes more than one."""
         return None
 
-    def stand_in(self, row: Row) -> Row:
-        """Return a row that a constant changes by nearly the same factor, and that takes less time to predict."""
-        return row
-
-    def work(self, row: Row) -> float:
-        """Return what a prediction's time grows with: layers times micro-batches times GPUs; 0 where every row is quick."""
-        return 0.0
+    def is_quick(self, row: Row) -> bool:
+        """Whether a prediction needs nothing that has to be made first."""
+        return True
 
     def built_in(self) -> list[Row]:
         """Rows that are published in a text and stand in the module itself, where there is no file of them."""
@@ -135,15 +129,3 @@ class Record:
         """Refuse a row that contradicts itself."""
         if not holds:
             raise TraceError(what, where=self.where, fix=fix)
-
-
-class FittedFormat(Format):
-    """A format that is predicted with fitted constants, by more than one command's options."""
-
-    @abstractmethod
-    def predict(self, row: Row, constants: Mapping[str, float]) -> float:
-        """Return what the simulator says of the row's quantity, in its unit."""
-
-    def predicted(self, row: Row, constants: Mapping[str, float]) -> Prediction:
-        """Return it without an interval."""
-        return Prediction(self.predict(row, constants))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 import triosim
@@ -72,7 +71,7 @@ class ImageModels(Format):
         measured = record.number("step_time_ms")
         return Row(label, family, measured, "ms", case, quantity, gpu=case.gpu, framework=f"timm {phase} {layout}")
 
-    def predicted(self, row: Row, constants: Mapping[str, float]) -> Prediction:
+    def predicted(self, row: Row) -> Prediction:
         """Milliseconds."""
         case: TimmRow = row.case
         if case.compiled:
@@ -85,10 +84,10 @@ class ImageModels(Format):
         case: TimmRow = row.case
         return case.command
 
-    def work(self, row: Row) -> float:
-        """A row whose step is not in the file is captured first, if it can be."""
+    def is_quick(self, row: Row) -> bool:
+        """Whether the row's step is in the file: others are captured first, if they can be."""
         case: TimmRow = row.case
-        return inf if case.compiled or not is_shipped(case.step) else 0.0
+        return not case.compiled and is_shipped(case.step)
 
 
 FORMATS = (ImageModels(),)
