@@ -21,12 +21,13 @@ from triosim.networks.collectives.algorithm import (
     Cost,
     Edge,
     OperationAlgorithm,
+    Ranks,
     SteadyState,
     Transfer,
     busiest,
     latency_of,
-    steady_state_of,
 )
+from triosim.networks.collectives.phased.carried_pieces import MOST_KEPT, CarriedPieces
 from triosim.networks.collectives.phased.exchanges import (
     DoublingExchange,
     Exchange,
@@ -142,6 +143,7 @@ class PhasedAlgorithm(OperationAlgorithm):
 
     def __init__(self, chunks: int = 1) -> None:
         self.chunks = chunks
+        self._carried: dict[tuple[CollectiveKind, Ranks, int], tuple[Grid, CarriedPieces]] = {}
 
     @abstractmethod
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
@@ -163,8 +165,7 @@ class PhasedAlgorithm(OperationAlgorithm):
         grid, root = self._arranged(operation, topology)
         latency, _, fill = self._times(operation.kind, grid, operation.nbytes, topology, root)
         if operation.shares is not None:  # filled in the time that equal shares need
-            whole = _laid_out(operation, grid, root, 1)
-            return steady_state_of(whole, topology)._replace(latency=latency, fill=fill)
+            return SteadyState(self._carried_in(operation, grid, root).edges(operation), latency, fill)
         edges: dict[tuple[int, int], float] = {}
         for phase in phases(operation.kind, grid, operation.nbytes, root):
             pairs = phase.pairs()
@@ -173,6 +174,17 @@ class PhasedAlgorithm(OperationAlgorithm):
                     ends = grid.places[line[i]], grid.places[line[j]]
                     edges[ends] = edges.get(ends, 0.0) + size
         return SteadyState(tuple(Edge(*ends, size) for ends, size in edges.items()), latency, fill)
+
+    def _carried_in(self, operation: CollectiveOperation, grid: Grid, root: int) -> CarriedPieces:
+        """Return which pieces go over which edge, as found for an earlier collective of the group if there was one."""
+        key = operation.kind, operation.ranks, root
+        known, found = self._carried.get(key, (None, None))
+        if found is None or known != grid:
+            found = CarriedPieces(_laid_out(operation._replace(shares=None), grid, root, 1))
+            if sum(one.count for _, one in self._carried.values()) + found.count > MOST_KEPT:
+                self._carried.clear()
+            self._carried[key] = grid, found
+        return found
 
     def cost(self, operation: CollectiveOperation, topology: Topology) -> Cost:
         """Return the time on idle links; where all lines of a dimension are equal, one of them is looked at."""

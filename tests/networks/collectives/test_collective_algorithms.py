@@ -188,6 +188,23 @@ def test_unequal_shares_reach_everyone_too(name: str, kind: CollectiveKind) -> N
         prove(algorithm_of(name), kind, group, SYSTEMS[n][0], rng, shares)
 
 
+@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize("name", ["direct", "ring", "hierarchical"])
+def test_edges_have_the_bytes_of_their_transfers_whatever_shares_were_before(name: str, kind: CollectiveKind) -> None:
+    topology, rng, algorithm = multi_node(3, 2), random.Random(1), algorithm_of(name)
+    for group in (range(6), range(3), range(6)):
+        n = len(group)
+        for count in (n, n * n if kind == "all_to_all" else n):
+            shares = tuple(float(rng.choice((0, 1, 7, 100))) + 1 for _ in range(count))
+            operation = CollectiveOperation(kind, group, sum(shares) / (count // n), None, shares)
+            expected: dict[tuple[NodeRef, NodeRef], float] = {}
+            for one in checked_transfers(algorithm_of(name), operation, topology):
+                ends = one.source, one.destination
+                expected[ends] = expected.get(ends, 0.0) + one.nbytes
+            found = algorithm.steady_state(operation, topology).edges
+            assert {(one.source, one.destination): one.nbytes for one in found} == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_group_of_one_is_through_at_once(name: str) -> None:
     for kind in KINDS:
