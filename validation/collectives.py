@@ -1,8 +1,8 @@
 """Calibrated collectives inside a node against measured ones that the fit did not see: sizes and group sizes held out.
 
-The data are NCCL's times on 2, 4 and 8 GPUs of seven machines (aiconfigurator), and its all-reduce on 2 to 8 GPUs of an A100
-and a V100 machine (vTrain). ``python -m validation.collectives --write`` fits what ships with triosim, to all of them
-together.
+The data are NCCL's times on 2, 4 and 8 GPUs of seven machines (aiconfigurator), its all-reduce on 2 to 8 GPUs of an A100 and a
+V100 machine (vTrain) and, for what is larger than 512 MiB (A100: 1 GiB), nccl-tests on clouds.
+``python -m validation.collectives --write`` fits what ships with triosim, to all of them together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import mean
 
 from triosim import output_files as output
 from triosim.networks.calibration import stored
-from triosim.networks.calibration.fit import fitting, judging, measured, system_evaluation
+from triosim.networks.calibration.fit import fitting, judging, measured, system_evaluation, system_table
 from triosim.networks.calibration.fit.fitting import MeasuredCollective as Measured
 from triosim.networks.calibration.fit.joint import JointFit, MachineRows
 from triosim.networks.calibration.fit.judging import ErrorSummary
@@ -30,6 +30,7 @@ from validation.report import DataAbsent, Row, data
 
 VTRAIN = "collectives/nccl_all_reduce_a100_v100_nvlink.csv.gz"
 MORE = "collectives/nccl_more_systems.csv.gz"
+CLOUDS = "collectives/multi_node.csv.gz"
 LARGE, SMALL = 0.06, 0.15
 FOLDS = 3  # every third size of a collective and group is held out together
 #: Where NCCL changes its protocol, between 1 and 2 MiB on the A100, a size that is left out leaves a gap over the step.
@@ -89,24 +90,66 @@ def linked(gpu: str) -> list[Measured]:
     return measured.read(data(VTRAIN), gpu=gpu)
 
 
-def fitted_rows() -> dict[str, MachineRows]:
-    """Return what ships is fitted to, by preset: the A100's rows are those of two sources."""
-    found = {one.preset: MachineRows(one.preset, one.generation, one.rows()) for one in MACHINES}
-    a100 = found["dgx-a100"]
-    return {**found, a100.machine: replace(a100, rows=[*a100.rows, *linked("a100")])}
+def fitted_rows(without: str = "") -> dict[str, MachineRows]:
+    """Return what ships is fitted to, by preset: the rows of each machine, and of clouds what is larger than all of them.
+
+    ``without`` is a system of the table of clouds that is left out.
+    """
+    found = own_rows()
+    for preset, name, row in larger():
+        if name != without:
+            found[preset].append(row)
+    return {one.preset: MachineRows(one.preset, one.generation, found[one.preset]) for one in MACHINES}
+
+
+def own_rows() -> dict[str, list[Measured]]:
+    """Return the rows of each machine by preset; those of the A100 are of two sources."""
+    found = {one.preset: one.rows() for one in MACHINES}
+    found["dgx-a100"] += linked("a100")
+    return found
+
+
+def larger() -> Iterator[tuple[str, str, Measured]]:
+    """Yield the collectives on clouds that are larger than all of the machine's own, of the kinds that it has."""
+    own = own_rows()
+    largest = {preset: max(row.nbytes for row in rows) for preset, rows in own.items()}
+    kinds = {preset: {row.kind for row in rows} for preset, rows in own.items()}
+    for preset, name, row in on_clouds():
+        if preset in own and row.kind in kinds[preset] and row.nbytes > largest[preset]:
+            yield preset, name, row
+
+
+def on_clouds() -> Iterator[tuple[str, str, Measured]]:
+    """Yield the preset, the table's name of the system and the row of collectives on one healthy node, as NCCL runs them."""
+    for one in system_table.read(str(data(CLOUDS))):
+        row, system = one.collective, one.system
+        if row is None or system is None or row.nodes > 1 or one.group.healthy != "yes":
+            continue
+        if one.algorithm in (None, "nvls"):
+            yield system.preset, one.group.name, row
+
+
+def beyond() -> Iterator[UnseenMachine]:
+    """Judge what is larger than the machines' own rows: of each system of the table of clouds, left out of the fit."""
+    rows = list(larger())
+    for preset, name in dict.fromkeys((preset, name) for preset, name, _ in rows):
+        curves = JointFit(list(fitted_rows(without=name).values())).curves(preset)
+        mine = [row for *of, row in rows if of == [preset, name]]
+        said = [curves[row.kind].parts(row.gpus, row.nbytes).total for row in mine]
+        yield UnseenMachine(preset, name, judging.judged(mine, said))
 
 
 def held_out(preset: str, machines: dict[str, MachineRows]) -> tuple[list[Measured], list[float]]:
     """Return the rows of a machine, but for the least and the largest of each group, predicted by a fit without their size."""
-    mine = machines[preset]
-    groups = sorted({(row.kind, row.gpus) for row in mine.rows})
-    sizes = {key: sorted({row.nbytes for row in mine.rows if (row.kind, row.gpus) == key}) for key in groups}
+    mine, own = machines[preset], own_rows()[preset]
+    groups = sorted({(row.kind, row.gpus) for row in own})
+    sizes = {key: sorted({row.nbytes for row in own if (row.kind, row.gpus) == key}) for key in groups}
     found: list[Measured] = []
     said: list[float] = []
     for fold in range(FOLDS):
         out = {(*key, nbytes) for key in groups for nbytes in sizes[key][1:-1][fold::FOLDS]}
         left = [row for row in mine.rows if (row.kind, row.gpus, row.nbytes) not in out]
-        rows = [row for row in mine.rows if (row.kind, row.gpus, row.nbytes) in out]
+        rows = [row for row in own if (row.kind, row.gpus, row.nbytes) in out]
         fit = JointFit([*(one for one in machines.values() if one is not mine), replace(mine, rows=left)])
         found.extend(rows)
         said.extend(float(seconds) for seconds in fit.seconds(preset, rows))
@@ -164,7 +207,7 @@ def boards() -> UnseenMachine:
 
 def elsewhere() -> list[UnseenMachine]:
     """Judge the measured machines on rows of other clusters that have their GPUs, inside a node."""
-    found = system_evaluation.evaluate(str(data("collectives/multi_node.csv.gz"))).groups
+    found = system_evaluation.evaluate(str(data(CLOUDS))).groups
     healthy = [one for one in found if one.group.nodes == 1 and one.group.healthy == "yes"]
     presets = {machine.preset for machine in MACHINES}
     return [
@@ -229,6 +272,8 @@ def write(folder: Path) -> None:
         sources = "NVIDIA aiconfigurator (Apache-2.0)"
         if machine.preset == "dgx-a100":
             sources += " and VIA-Research vTrain (MIT)"
+        if any(preset == machine.preset for preset, *_ in larger()):
+            sources += ", the largest from nccl-tests on clouds"
         note = f"fitted to {count} NCCL times on {machine.preset}, inside a node, from {sources}"
         per_node = max(row.gpus for row in machines[machine.preset].rows)
         calibration = Calibration(per_node, fit.curves(machine.preset), note=note, node=machine.node)
@@ -256,6 +301,7 @@ def main() -> None:
     ]
     _print_mean("for each e-fold of bandwidth", generations[:-1], folds[:-1])  # without the L40S, on other links
     _print("never fitted", [cube_mesh(), boards()])
+    _print("larger, source left out", beyond())
     others = _print("elsewhere", elsewhere())
     _print_mean("elsewhere, mean", others, [1.0] * len(others))
 

@@ -31,7 +31,7 @@ class PartErrors:
 #: Of curves that were fitted to this very cluster: sizes that were left out.
 OWN = PartErrors(0.06, 0.04)
 #: Of a measured machine elsewhere: other clusters with its GPUs, and other versions of NCCL (``validation.collectives``).
-ELSEWHERE = PartErrors(0.48, 0.11)
+ELSEWHERE = PartErrors(0.48, 0.10)
 #: Of another machine, for each e-fold of bandwidth between the two: generations that were left out (so, too).
 PER_E_FOLD = PartErrors(0.60, 0.26)
 #: Of more than two PCIe boards in a server whose host nobody measured: that of the L40S, left out (so, too).

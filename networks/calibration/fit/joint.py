@@ -23,8 +23,8 @@ Array = npt.NDArray[np.float64]
 
 #: Collectives whose protocols change at the same sizes.
 RELATED = {"reduce_scatter": "all_gather"}
-#: The sizes at which the remainder is stored: 512 B to 1 GiB, every doubling.
-STORED_SIZES = tuple(float(2**power) for power in range(9, 31))
+#: The sizes at which the remainder is stored: 512 B to 16 GiB, every doubling.
+STORED_SIZES = tuple(float(2**power) for power in range(9, 35))
 #: A group size has a base curve of its own where its rows reach down to this size; others lie between those that do.
 SMALL = 64 * 1024.0
 
