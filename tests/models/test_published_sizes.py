@@ -50,6 +50,9 @@ PUBLISHED = {
     "convnextv2-tiny": 28_635_496,
     "convnextv2-base": 88_717_800,
     "convnextv2-huge": 660_289_640,
+    "efficientnet_b0": 5_288_548,
+    "efficientnet_b3": 12_233_232,
+    "efficientnet_b7": 66_347_960,
     "resnet18": 11_689_512,
     "resnet50": 25_557_032,
     "resnet152": 60_192_808,
@@ -65,7 +68,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
 def test_a_named_model_has_the_parameters_of_the_published_one(name: str, count: int) -> None:
-    length = None if name[:3] in ("vit", "res", "wid", "vgg", "den", "con") else 8
+    length = None if name[:3] in ("vit", "res", "wid", "vgg", "den", "con", "eff") else 8
     trace = triosim.describe(name, sequence=length, optimizer="none")
     assert sum(one.numel for one in trace.parameters.values()) == count
 

@@ -236,3 +236,35 @@ def test_rows_out_of_scope_are_told_and_the_table_is_read(tmp_path: Path, monkey
     told: list[tuple[str, int]] = []
     ((_, name, rows),) = formats.shared("megatron-bridge", refuse=lambda table, _, line: told.append((table, line)))
     assert (name, [one.line for one in rows], told) == ("megatron_bridge", [2], [("megatron_bridge", 3)])
+
+
+EXAMPLES = "model_file,section,gpus,batch_etc,precision,metric,value,row"
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "seconds"),
+    [
+        (  # 8 x 256 images at 16,384 a second
+            "PyTorch/Classification/ConvNets/efficientnet,NVIDIA A100 (8x A100 80GB),8,,mixed/FP16,img/s,16384,"
+            "Model=efficientnet-widese-b0 | GPUs=8",
+            "'efficientnet_b0(wide=true)' --gpu A100-SXM-80GB --parallel ddp=8",
+            0.125,
+        ),
+        (  # 2,560 words are 80 sentences of 32
+            "PyTorch/Translation/Transformer,NVIDIA DGX-1 (8x V100 16GB),1,,FP32,tok/s,10240,Batch size / GPU=5120/2560",
+            "transformer-big --gpu V100-SXM2-16GB --dtype fp32 --micro-batch-size 80 --seq 32",
+            0.25,
+        ),
+    ],
+)
+def test_a_row_of_the_examples_is_a_command_and_its_rate_a_time(
+    tmp_path: Path, line: str, said: str, seconds: float
+) -> None:
+    found = row(tmp_path, EXAMPLES, line)
+    assert said in str(found.case)
+    assert found.measured == seconds
+
+
+def test_a_network_with_a_memory_of_earlier_steps_is_out_of_scope(tmp_path: Path) -> None:
+    with pytest.raises(OutOfScope, match="no plain transformer"):
+        row(tmp_path, EXAMPLES, "PyTorch/LanguageModeling/Transformer-XL,Base model,1,,TF32,tok/s,41527,GPUs=1")

@@ -1,10 +1,11 @@
-"""Training steps of NVIDIA's DeepLearningExamples on A100s and V100s: ResNet-50, ResNeXt-101, SSD and BERT under PyTorch.
+"""Training steps of NVIDIA's DeepLearningExamples on A100s and V100s under PyTorch: image models, BERT and the Transformer.
 
-A step's time follows from samples a second. What a row leaves open is in the examples' scripts: images a GPU; LAMB, whose time
-is taken as that of Adam; 384 words of fine-tuned BERTs. Pretraining leaves padding out (``--unpad``): Wikipedia fills half of
-512 words (Krell et al. 2021, arXiv 2107.02027), and is assumed to fill 83% of 128. Mixed precision is autocast to fp16, and
-attention its products: the measurements are of before FlashAttention. Other frameworks than PyTorch, and what is neither a
-plain transformer nor a plain convolutional network, are out of scope.
+A step's time follows from samples or words a second. What a row leaves open is in the examples' scripts: images a GPU (of
+EfficientNets taken to be 256 of B0 and 64 of B4); LAMB, whose time is taken as that of Adam; 384 words of fine-tuned BERTs;
+sentences of 32 words for translation, about the mean of WMT'14 in pieces of words. Pretraining leaves padding out
+(``--unpad``): Wikipedia fills half of 512 words (Krell et al. 2021, arXiv 2107.02027), and is assumed to fill 83% of 128. Mixed
+precision is autocast to fp16, and attention its products: the measurements are of before FlashAttention. Other frameworks than
+PyTorch, and what is neither a plain transformer nor a plain convolutional network, are out of scope.
 """
 
 from __future__ import annotations
@@ -24,8 +25,19 @@ _IMAGES = {
     "resnext101-32x4d": ("resnext101_32x8d(width=4)", 128, 64),
     "SSD": ("ssd300", 64, 32),
 }
-#: Parts of the name of what is out of scope.
-_OTHER = ("Recommendation", "Forecasting", "Speech", "DrugDiscovery", "Segmentation", "Detection/MaskRCNN")
+#: EfficientNets and images a GPU in mixed precision, by the name in the row.
+_EFFICIENT = {
+    "efficientnet-b0": ("efficientnet_b0", 256),
+    "efficientnet-b4": ("efficientnet_b4", 64),
+    "efficientnet-widese-b0": ("efficientnet_b0(wide=true)", 256),
+    "efficientnet-widese-b4": ("efficientnet_b4(wide=true)", 64),
+}
+#: Parts of the name of what is out of scope: Transformer-XL carries a memory of words from step to step.
+_OTHER = (
+    *("Recommendation", "Forecasting", "Speech", "DrugDiscovery", "Segmentation", "Detection/MaskRCNN"),
+    *("Detection/Efficientdet", "Transformer-XL"),
+)
+_WORDS_OF_SENTENCE = 32
 #: Words of a sample that are no padding, by a sample's length.
 _WORDS = {"128": 104, "512": 256}
 _WORDS_OF_FINE_TUNING = 384
@@ -48,7 +60,8 @@ class DeepLearningExamples(CommandFormat):
         if any(part in path for part in _OTHER):
             raise OutOfScope(f"'{path}' is no plain transformer or convolutional network", where=record.where)
         gpu, count, precision = _gpu(record), record.whole("gpus"), record.text("precision")
-        model, samples, options = _bert(record) if path.endswith("/BERT") else _images(record, path)
+        read = {"BERT": _bert, "Transformer": _translation, "efficientnet": _efficient}.get(path.rpartition("/")[2])
+        model, samples, options = _images(record, path) if read is None else read(record)
         parts = options.get("micro_batches") or 1
         command = Command.of(
             model,
@@ -61,7 +74,8 @@ class DeepLearningExamples(CommandFormat):
             **options,
         )
         label = f"{path} on {count} {gpu} {samples * parts} {precision}"
-        measured = count * samples * parts / record.number("value")
+        words = _WORDS_OF_SENTENCE if read is _translation else 1
+        measured = count * samples * parts * words / record.number("value")
         return Row(label, model, measured, "s", command, gpu=gpu, framework="PyTorch")
 
 
@@ -75,6 +89,23 @@ def _images(record: Record, path: str) -> tuple[str, int, dict[str, Any]]:
     said = re.search(r"Batch size / GPU=(\d+)", record.text("row"))
     usual = mixed if record.text("precision") == "mixed/FP16" else single
     return model, int(said[1]) if said else usual, {"optimizer": "sgd"}
+
+
+def _efficient(record: Record) -> tuple[str, int, dict[str, Any]]:
+    said = re.search(r"Model=([\w-]+)", record.text("row"))
+    name = said[1] if said else ""
+    record.check(name in _EFFICIENT, f"'row' names '{name}'", f"known: {', '.join(_EFFICIENT)}")
+    return *_EFFICIENT[name], {"optimizer": "sgd"}
+
+
+def _translation(record: Record) -> tuple[str, int, dict[str, Any]]:
+    """Return the model, sentences and options; of a pair of words a GPU the first is that of mixed precision."""
+    said = re.search(r"Batch size / GPU=(\d+)(?:/(\d+))?", record.text("row"))
+    record.check(said is not None, "no 'Batch size / GPU'", "give the words of a GPU")
+    assert said is not None
+    words = int(said[2] if said[2] and record.text("precision") != "mixed/FP16" else said[1])
+    options = {"seq": _WORDS_OF_SENTENCE, "optimizer": "fused-adamw"}
+    return "transformer-big", words // _WORDS_OF_SENTENCE, options
 
 
 def _bert(record: Record) -> tuple[str, int, dict[str, Any]]:
