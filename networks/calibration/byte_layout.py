@@ -14,6 +14,7 @@ from triosim.errors import OptionError
 from triosim.networks.calibration.curves import Algorithm, sent
 from triosim.networks.calibration.internode import card_share
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, Edge, Ranks
+from triosim.networks.collectives.algorithms.direct import Direct
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.topology import NodeRef, Topology
@@ -28,7 +29,7 @@ class ByteLayout:
     def __init__(self, topology: Topology, gpus_per_node: int) -> None:
         self._topology = topology
         self._per_node = gpus_per_node
-        self._ring, self._by_card = Ring(), Hierarchical()
+        self._ring, self._direct, self._by_card = Ring(), Direct(), Hierarchical()
         spec = None if topology.outline is None else topology.outline.spec
         self._shape = "" if spec is None else spec.topology
         self._reduces = spec is not None and spec.in_switch_reduction
@@ -57,11 +58,13 @@ class ByteLayout:
 
     def algorithm(self, ranks: Ranks) -> CollectiveAlgorithm:
         """Return an algorithm that sends over the links that collectives use, for groups and shares that are not even."""
+        if len(self.by_node(ranks)) == 1:
+            return self._direct if self._shape in _LINKED else self._ring
         try:
             self._by_card.grid(ranks, self._topology)
         except OptionError:
             return self._ring
-        return self._by_card if len(self.by_node(ranks)) > 1 else self._ring
+        return self._by_card
 
     def _of_algorithm(self, operation: CollectiveOperation, share: float) -> list[Edge]:
         """Return the edges of such an algorithm, so that a card sends, or receives, at most a ``share`` of a byte."""

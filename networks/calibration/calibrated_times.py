@@ -92,14 +92,18 @@ class CalibratedCollectives:
         return relative_error(self.calibration, kind, gpus, nbytes, nodes) or 0.0
 
     def plan(self, operation: CollectiveOperation) -> CalibratedCollective | None:
-        """Return how a collective runs, or None if uncalibrated; unequal shares are stretched as equal ones would be."""
+        """Return how a collective runs, or None if uncalibrated.
+
+        Unequal shares are stretched as equal ones would be. In an all-gather or reduce-scatter all GPUs pass on all shares, so
+        that it is their sum that counts.
+        """
         group, nbytes = self._group(operation.ranks), operation.nbytes
         parts = self._parts(operation.kind, len(operation.ranks), nbytes, group.nodes)
         if parts is None:
             return None
         edges, idle = self._unit(group, operation, parts.algorithm)
         stretch = parts.moving / (idle * nbytes) if idle * nbytes > 0.0 else 1.0
-        if operation.shares is not None:
+        if operation.shares is not None and operation.kind in ("all_to_all", "gather", "scatter"):
             edges = self._layout.algorithm(operation.ranks).steady_state(operation, self.topology).edges
             return CalibratedCollective(SteadyState(edges, parts.latency), 1.0, stretch)
         return CalibratedCollective(SteadyState(edges, parts.latency), nbytes, stretch)

@@ -262,6 +262,17 @@ def test_what_all_cards_carry_is_shared_by_them_whichever_way_it_goes() -> None:
     assert carried(Topology.load("dgx-h100(nodes=4)"), "gather", root=0)["fabric->gpu0"] == pytest.approx(3 / 4)
 
 
+@pytest.mark.parametrize("name", ["dgx-h100(nodes=2)", "dgx-1-v100", "mi300x"])
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_shares_that_are_not_equal_take_what_their_sum_takes(name: str, kind: CollectiveKind) -> None:
+    topology = Topology.load(name)
+    group = tuple(range(len(topology.gpus)))
+    network = PacketNetwork(simpy.Environment(), topology)
+    shares = [2.0 * place * 1e9 / (len(group) - 1) / len(group) for place in group]
+    network.env.run(network.collective(kind, group, 1e9, shares=shares))
+    assert network.env.now == pytest.approx(alone(topology, kind, group, 1e9), rel=1e-9)
+
+
 def test_a_cube_mesh_uses_all_its_links() -> None:
     """A GPU has six NVLinks, two of them double: of 2 x 7/8, a sixth on each."""
     found = carried(Topology.load("dgx-1-v100"), "all_reduce")
