@@ -7,9 +7,10 @@ from typing import Any
 from triosim.config import RunConfig
 from triosim.config.signature import with_options
 from triosim.engine import Progress
+from triosim.garbage_collector import without_collecting
 from triosim.pipeline.collecting import collect
 from triosim.pipeline.draws import Draw, other_draws, with_draws
-from triosim.pipeline.planning import plan
+from triosim.pipeline.planning import PlannedRun, plan
 from triosim.pipeline.pricing import PricedSubject, price
 from triosim.pipeline.reading import TraceLike, read
 from triosim.pipeline.running import run
@@ -44,9 +45,16 @@ def simulate_priced(
     priced: PricedSubject, config: RunConfig, progress: Progress | None = None, system: System | None = None
 ) -> Result:
     """Simulate what was read and priced, as often as it is to be drawn, on another ``system`` than the configuration's."""
-    planned = plan(priced, config, system)
-    result = collect(run(planned, config, progress), planned, config)
+    planned, result = _simulated(priced, config, progress, system)
     if config.draws == 1:
         return result
     others = (simulate_priced(priced, other, progress, drawn) for other, drawn in other_draws(config, planned))
     return with_draws(result, [Draw.of(result), *map(Draw.of, others)])
+
+
+@without_collecting()
+def _simulated(
+    priced: PricedSubject, config: RunConfig, progress: Progress | None, system: System | None
+) -> tuple[PlannedRun, Result]:
+    planned = plan(priced, config, system)
+    return planned, collect(run(planned, config, progress), planned, config)

@@ -78,7 +78,7 @@ class ExtrapolatedMemory(WorldMemory):
             lowering = lowerings[variant]
             like = self._alike.get(lowering.pipeline_rank(rank))
             steps.append(_RankStep(lowering, storages[variant], rank, footprint, like))
-            if storages[variant].part is not None:
+            if storages[variant].part is not None and footprint is None:
                 self._alike.setdefault(lowering.pipeline_rank(rank), steps[-1])
         peaks: list[PeakMoment] = [step.follow(PeakTracker).peak for step in steps]
         peak = max(peaks, key=lambda one: one.total)

@@ -204,16 +204,20 @@ class MicroBatchLiveness:
         self._pass = name
         self._gathered = set()
         self._offsets[name] = len(self._layers)
+        followed = self._storages.operators
         for block in blocks:
-            arriving = 0.0  # from an all-to-all; the next operator reorders it
+            arriving: Communicate | None = None  # an all-to-all; the next operator reorders what it brings
             for item in block.items:
                 if isinstance(item, Operator):
-                    if arriving:
-                        self._buffer(min(arriving, sum(tensor.nbytes for tensor in item.outputs)), block.layer)
-                        arriving = 0.0
-                    self._operator(item)
+                    if arriving is not None:
+                        self._buffer(_arriving_bytes(arriving, item), block.layer)
+                        arriving = None
+                    if followed is None or item.id in followed:
+                        self._operator(item)
+                    else:
+                        self._layers.append(item.layer)
                 elif isinstance(item, Communicate) and item.kind == "all_to_all":
-                    arriving = item.nbytes if item.shares is None else max(item.shares) * len(item.shares)
+                    arriving = item if item.nbytes else None
                 elif isinstance(item, Communicate) and item.kind in ("all_gather", "rotate"):
                     self._gathered.add(item.nbytes)
                     if item.kind == "rotate":
@@ -234,8 +238,6 @@ class MicroBatchLiveness:
     def _operator(self, operator: Operator) -> None:
         position = len(self._layers)
         self._layers.append(operator.layer)
-        if self._storages.operators is not None and operator.id not in self._storages.operators:
-            return
         persistent = self._storages.persistent
         here: dict[int, MicroBatchLifetime | None] = {}
         for tensor in operator.inputs:
@@ -393,6 +395,14 @@ class MicroBatchLiveness:
         if lifetime.gathered and not outlives:
             return "communication"
         return "activation" if outlives or lifetime.recomputed or forward_alone else "temporary"
+
+
+def _arriving_bytes(sent: Communicate, reordered: Operator) -> float:
+    """Return the bytes of an all-to-all's buffer: as many as the largest share makes, at most what is made of them."""
+    most = sum(tensor.nbytes for tensor in reordered.outputs)
+    if sent.shares is None or sent.nbytes >= most:  # shares that differ come to no less than equal ones
+        return min(sent.nbytes, most)
+    return min(max(sent.shares) * len(sent.shares), most)
 
 
 def _order(clock: int | None, otherwise: int) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class StageLifetimes:
         self._found: dict[tuple[object, bool], MicroBatchLifetimes] = {}
         actions = self._program.schedule.actions(pipeline_rank)
         self._split = {(action.stage, action.micro_batch) for action in actions if action.phase == "weight"}
-        self._received: dict[tuple[int, str], list[TransferKey]] = {}
+        self._received: dict[tuple[int, str], list[TransferKey]] = {} if self._like is None else self._like._received
         self.sent_bytes = storages.sent_bytes
 
     def of(self, script: InstructionList, micro_batch: int) -> tuple[MicroBatchLifetimes, int]:
