@@ -78,6 +78,13 @@ def test_results_are_the_same_as_of_all_micro_batches(lowered, parallel, system,
     same(found, whole)
 
 
+def test_a_host_that_is_slower_than_its_gpu_uses_up_what_it_is_ahead(lowered):
+    options = {"schedule": "1f1b", "host_overhead": "700 us", "batch_size": 256}
+    found = run(True, "pp=4", "dgx-h100", 256, **options)
+    assert min(lowered) < 256
+    same(found, run(False, "pp=4", "dgx-h100", 256, **options))
+
+
 class Tiring(Network):
     """A network that gets slower with every transfer: no two micro-batches are alike."""
 

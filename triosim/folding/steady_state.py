@@ -2,9 +2,10 @@
 
 A schedule repeats itself between its warm-up and its cool-down (:mod:`triosim.extrapolators.core.schedule_period`). A run of
 the same schedule with fewer periods is watched: where two periods after each other take equally long, in which every rank
-computes at the same instants and every transfer arrives, starts and ends at the same instants, all periods between them and
-the cool-down would, because what happens next depends on nothing but what is under way. Then each figure grows with every
-period that was left out by what it grew by in one of the two. Where no two are equal, every micro-batch is simulated.
+computes at the same instants, every transfer arrives, starts and ends at the same instants, and every host is as far ahead of
+its GPU at the end as at the beginning, all periods between them and the cool-down would, because what happens next depends on
+nothing but what is under way. Then each figure grows with every period that was left out by what it grew by in one of the two.
+Where no two are equal, every micro-batch is simulated.
 """
 
 from __future__ import annotations
@@ -74,10 +75,15 @@ def short_plans(plan: ParallelPlan) -> Iterator[ShortPlan]:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """What a run has counted when a period begins on the watched rank; ``drawn`` periods had been drawn by its host."""
+    """What a run has counted when a period begins on the watched rank; ``drawn`` periods had been drawn by its host.
+
+    ``launching`` is for how many seconds more each host launches what it has drawn. A host that is slower than its GPU uses up
+    what it is ahead before any GPU waits for it.
+    """
 
     time: float
     drawn: int
+    launching: tuple[float, ...]
     ranks: tuple[tuple[float, float, float], ...]  # seconds of computing, of being slowed, of waiting
     ended: tuple[int, ...]  # transfers of each rank
     transfers: Mapping[TransferKey, tuple[int, float]]
@@ -137,6 +143,7 @@ class WatchedEngine(Engine):
             _Snapshot(
                 self.env.now,
                 self._drawn,
+                tuple(max(rank.host_time - self.env.now, 0.0) for rank in self.ranks.values()),
                 tuple((one.compute_seconds, one.slowed_seconds, one.waiting_seconds) for one in recording.ranks),
                 tuple(len(one.communication.transfers) for one in recording.ranks),
                 {key: (one.count, one.seconds) for key, one in recording.transfers.items()},
@@ -190,6 +197,8 @@ def _equal(recording: Recording, before: _Snapshot, between: _Snapshot, after: _
         return len(first) == len(second) and all(abs(a - b) <= near for a, b in zip(first, second, strict=True))
 
     if seconds <= 0 or abs(after.time - between.time - seconds) > near:
+        return False
+    if not (same(before.launching, between.launching) and same(between.launching, after.launching)):
         return False
     for rank, record in enumerate(recording.ranks):
         transfers = record.communication.transfers
