@@ -72,8 +72,11 @@ def _parsed(section: Section) -> Calibration | None:
         return said
     if said is None or said == "none":
         return None
-    if not isinstance(said, str):
+    if isinstance(said, Mapping):
         return stored.from_mapping(said, section.where)
+    if not isinstance(said, str):
+        fix = "write none, the name of a measured machine such as dgx-h100, or what 'triosim calibrate network' wrote"
+        raise TopologyError(f"{said!r:.60} is not a calibration", where=section.where(), fix=fix)
     if not stored.ships(said):
         fix = nearest(said, ("none", *stored.names()))
         raise TopologyError(f"'{said}' has no calibration", where=section.where(), fix=fix)

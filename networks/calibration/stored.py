@@ -104,11 +104,8 @@ def from_mapping(said: Any, where: Where) -> Calibration:
         between[kind] = InterNodeTimes(entry.number("latency", from_=0.0), _sigmoid(entry))
     if not kinds and not between:
         raise top.error("holds no collective", "collectives", fix="give one, or write 'calibration: none'")
-    per_node = top.number("gpus_per_node", above=0.0)
-    if per_node != int(per_node):
-        raise top.error(f"{per_node} is not a whole number", "gpus_per_node")
-    note = str(top.said.get("note", ""))
-    return Calibration(int(per_node), kinds, between, stragglers, note, node=_node(top) if "node" in top.said else None)
+    note, node = str(top.said.get("note", "")), _node(top) if "node" in top.said else None
+    return Calibration(top.whole("gpus_per_node", from_=1.0), kinds, between, stragglers, note, node=node)
 
 
 def _node(top: _Entry) -> MeasuredNode:
@@ -119,7 +116,7 @@ def _node(top: _Entry) -> MeasuredNode:
         raise entry.error(f"unknown link '{link}'", "link", fix="write nvlink or pcie")
     if not isinstance(reduces, bool):
         raise entry.error(f"'{reduces}' is not true or false", "reduces")
-    boards = int(entry.number("gpus_per_switch", from_=0.0)) if "gpus_per_switch" in entry.said else 0
+    boards = entry.whole("gpus_per_switch", from_=0.0) if "gpus_per_switch" in entry.said else 0
     return MeasuredNode(entry.number("bandwidth", above=0.0), entry.number("latency", from_=0.0), link, reduces, boards)
 
 
@@ -178,9 +175,7 @@ class _Entry:
         return TopologyError(what, where=self.where((*self.path, *key)), fix=fix)
 
     def at(self, key: Any) -> _Entry:
-        if key not in self.said:
-            raise self.error(f"'{key}' is missing")
-        return _Entry(self.said[key], self.where, (*self.path, key))
+        return _Entry(self._value(key), self.where, (*self.path, key))
 
     def by_kind(self, kinds: tuple[str, ...]) -> Iterator[tuple[str, _Entry]]:
         for kind in self.said:
@@ -194,15 +189,24 @@ class _Entry:
                 raise self.error("unknown key", key, fix=nearest(str(key), keys))
 
     def number(self, key: str, *, above: float = -math.inf, from_: float | None = None) -> float:
-        if key not in self.said:
-            raise self.error(f"'{key}' is missing")
-        return self._number(self.said[key], key, above, from_)
+        return self._number(self._value(key), key, above, from_)
+
+    def whole(self, key: str, *, from_: float) -> int:
+        number = self.number(key, from_=from_)
+        if number != int(number):
+            raise self.error(f"{number:g} is not a whole number", key)
+        return int(number)
 
     def numbers(self, key: str, *, above: float = -math.inf) -> tuple[float, ...]:
         values = self.said[key]
         if not isinstance(values, list):
             raise self.error(f"{values!r:.60} is not a list", key)
         return tuple(self._number(value, key, above, None) for value in values)
+
+    def _value(self, key: Any) -> Any:
+        if key not in self.said:
+            raise self.error(f"'{key}' is missing")
+        return self.said[key]
 
     def _number(self, value: Any, key: str, above: float, from_: float | None) -> float:
         try:  # YAML reads 1e-5, without a point, as text

@@ -363,7 +363,7 @@ def test_online_moves_what_there_is(run: Run, tmp_path: Path, table: Path) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("calibration: 5", "calibration: 5 is not a mapping"),
+        ("calibration: 5", "calibration: 5 is not a calibration; write none, the name"),
         ("calibration: dgx-2", "'dgx-2' has no calibration"),
         ("calibration: {gpus_per_node: 8}", "'collectives' is missing"),
         ("calibration: {gpus_per_node: 8, collectives: {all_redcue: {}}}", "unknown collective 'all_redcue'"),
