@@ -6,7 +6,8 @@ GPT-3: tensor parallelism over 8, a 1F1B pipeline over 8 with 64 micro-batches o
 a ``dgx-a100``: the parallelism of the largest study of Maya (7.4), which took about 25 minutes; with and without folding.
 Llama 3 405B: 512 GPUs of a ``dgx-h100``, fsdp over 8, tensor parallelism over 8, a pipeline over 8 with 32 micro-batches of a
 sample of 8,192 tokens, 1F1B and interleaved. Mixtral 8x7B: experts over 8, fsdp over all, 4,096 tokens a GPU, as many for each
-expert, or drawn. Llama 3 8B: a sequence of 65,536 tokens over 8 (ring attention), fsdp over the rest; both on a ``dgx-h100``.
+expert, or drawn; DeepSeek-V3: over 64, drawn. Llama 3 8B: a sequence of 65,536 tokens over 8 (ring attention), fsdp over the
+rest. These three on a ``dgx-h100``.
 Each row is a process of its own, from the description of the model to the result.
 """
 
@@ -26,6 +27,7 @@ NAMES = {
     "gpt": "GPT-3 145.6B",
     "mixtral": "Mixtral 8x7B",
     "drawn": "Mixtral 8x7B, drawn",
+    "deepseek": "DeepSeek-V3, drawn",
     "cp": "Llama 3 8B, cp",
 }
 
@@ -79,6 +81,18 @@ def mixtral(gpus: int, load: str, **options: Any) -> Any:
     )
 
 
+def deepseek(gpus: int, **options: Any) -> Any:
+    """Describe and simulate DeepSeek-V3, all of whose ranks run programs of their own."""
+    import triosim
+
+    return triosim.simulate(
+        triosim.describe("deepseek-v3", batch=1, sequence=4096, dtype="bf16", gpu="H100"),
+        f"dp={gpus},ep={gpus}",
+        topology=f"dgx-h100(gpus={gpus})",
+        **options,
+    )
+
+
 def by_context(gpus: int, **options: Any) -> Any:
     """Describe and simulate Llama 3 8B on long sequences."""
     import triosim
@@ -98,6 +112,8 @@ def one(model: str, gpus: int, fold: bool) -> None:
         result = gpt(gpus, fold=fold)
     elif model == "cp":
         result = by_context(gpus, fold=fold)
+    elif model == "deepseek":
+        result = deepseek(gpus, fold=fold)
     elif model in LLAMA:
         result = llama(gpus, model, fold=fold)
     else:
@@ -129,6 +145,7 @@ def main() -> None:
     for model in ("mixtral", "drawn", "cp"):
         rows += [(model, gpus, "fold") for gpus in sizes[:3] if gpus <= options.most]
         rows += [(model, gpus, "all") for gpus in sizes if gpus <= options.unfolded]
+    rows.append(("deepseek", 64, "fold"))
     for model, gpus, how in rows:
         subprocess.run([sys.executable, __file__, "--one", model, str(gpus), how], check=True)
 

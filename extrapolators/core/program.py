@@ -138,6 +138,14 @@ class Block:
         """The operators among the items."""
         return tuple([item for item in self.items if isinstance(item, Operator)])
 
+    @property
+    def operator_ids(self) -> list[int | None]:
+        """The ids of the operators, and of those that collectives among the items belong to."""
+        return [
+            item.id if isinstance(item, Operator) else item.operator if isinstance(item, Communicate) else None
+            for item in self.items
+        ]
+
     def of(self, items: tuple[BlockItem, ...]) -> Block:
         """Return the block with other items: itself where they are equal."""
         return self if items == self.items else Block(self.layer, self.phase, items)
@@ -399,9 +407,7 @@ class Program:
         def blocks(before: tuple[Block, ...]) -> tuple[Block, ...]:
             return tuple(
                 [
-                    block
-                    if old.keys().isdisjoint([_operator_id(item) for item in block.items])
-                    else block.of(tuple(map(changed, block.items)))
+                    block if old.keys().isdisjoint(block.operator_ids) else block.of(tuple(map(changed, block.items)))
                     for block in before
                 ]
             )
@@ -445,13 +451,6 @@ def single_stage(operators: Sequence[Operator], *, training: bool) -> Stage:
     """Return a trace's operators as one stage; without training, the forward pass alone."""
     phases = ("forward", "backward", "optimizer") if training else ("forward",)
     return Stage(*(blocks_of(op for op in operators if op.phase == phase) for phase in phases))
-
-
-def _operator_id(item: BlockItem) -> int | None:
-    """Return the id of an operator, or of the one that a collective belongs to."""
-    if isinstance(item, Operator):
-        return item.id
-    return item.operator if isinstance(item, Communicate) else None
 
 
 def _first(indices: Iterable[int | None]) -> int | None:

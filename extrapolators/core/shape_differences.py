@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from operator import attrgetter
 
 from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program
 from triosim.trace import Operator
+
+_CALL = attrgetter("id", "name", "layer", "stream", "recomputed")
+_TENSOR = attrgetter("id", "storage", "dtype", "category", "parameter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +72,13 @@ def _is_all_to_all(item: BlockItem | None) -> bool:
 
 def _reshaped(one: Operator, two: Operator) -> list[int] | None:
     """Return the storages of the tensors that have other shapes in a call; None where it differs in more than shapes."""
-    if _call(one) != _call(two):
+    if _CALL(one) != _CALL(two) or len(one.inputs) != len(two.inputs) or len(one.outputs) != len(two.outputs):
         return None
     found = []
     for a, b in zip((*one.inputs, *one.outputs), (*two.inputs, *two.outputs), strict=True):
         if a is not b:
-            if (a.id, a.storage, a.dtype, a.category, a.parameter) != (
-                b.id,
-                b.storage,
-                b.dtype,
-                b.category,
-                b.parameter,
-            ):
+            if _TENSOR(a) != _TENSOR(b):
                 return None
             if a.shape != b.shape:
                 found.append(a.storage)
     return found
-
-
-def _call(one: Operator) -> tuple[object, ...]:
-    return one.id, one.name, one.layer, one.stream, one.recomputed, len(one.inputs), len(one.outputs)
