@@ -14,6 +14,7 @@ import csv
 import json
 import multiprocessing
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -31,25 +32,40 @@ from validation.steps import formats, picture, printed
 from validation.steps.errors import GroupSummary, Predicted, Refused, Summary, group_of, groups, spaced, summaries
 from validation.steps.rows import Format, Prediction, Row
 
+#: How many measured steps may lie outside their 90% interval, and how wide it may be to either side.
+OUTSIDE, HALF_WIDTH = 0.15, 0.20
+
 Table = tuple[Format, str, list[Row]]
 
 
 def rows() -> list[Claim]:
-    """The mean error of rows evenly spaced over the quick ones of each table, against what is asked for."""
-    tables = [
-        (kind, name, spaced([row for row in found if kind.is_quick(row)], kind.sample))
-        for kind, name, found in formats.shared(refuse=_passed_over)
-    ]
-    if not tables:
+    """Of rows evenly spaced over each table: the mean error, how many intervals hold, and how wide they are.
+
+    A row of the table that is refused counts as 100%, except those that are out of scope.
+    """
+    refused: list[Refused] = []
+    every = list(formats.shared(refuse=lambda *broken: refused.append(Refused(*broken))))
+    if not every:
         raise DataAbsent("end_to_end is not there (set TRIOSIM_DATA)")
-    found = summaries([one for one in predicted(tables) if isinstance(one, Predicted)])
+    quick = [(kind, name, [row for row in found if kind.is_quick(row)]) for kind, name, found in every]
+    tables = [(kind, name, spaced(found, kind.sample)) for kind, name, found in quick]
+    found = list(predicted(tables, jobs=2))
+    lost = Counter(one.table for one in refused if not one.out_of_scope)
+    readable = {name: len(rows) for _, name, rows in every}
     return [
-        Claim(f"{one.quantity}: {one.table}, mean error", one.published, one.rows, one.mean, one.asked) for one in found
+        claim
+        for one in summaries([one for one in found if isinstance(one, Predicted)])
+        for claim in _claims(one, lost[one.table] / (lost[one.table] + readable[one.table]))
     ]
 
 
-def _passed_over(table: str, error: TriosimError, line: int) -> None:
-    """Leave a row that cannot be read out of the summary."""
+def _claims(one: Summary, refused: float) -> Iterator[Claim]:
+    """Yield what is claimed of a table, of which a share is ``refused``."""
+    what = f"{one.quantity}: {one.table}"
+    yield Claim(f"{what}, mean error", one.published, one.rows, one.mean * (1 - refused) + refused, one.asked)
+    if one.covered is not None and one.half_width is not None:
+        yield Claim(f"{what}, outside their 90% interval", "", one.rows, 1 - one.covered, OUTSIDE)
+        yield Claim(f"{what}, half-width of intervals, median", "", one.rows, one.half_width, HALF_WIDTH)
 
 
 def predicted(
@@ -197,6 +213,7 @@ def print_summaries(found: Sequence[Summary], refused: Sequence[Refused]) -> Non
         print(
             f"{one.table}, {one.quantity}: {one.rows} rows, MAPE {100 * one.mean:.2f}%, median {100 * one.median:.2f}%, "
             f"worst {100 * one.worst:+.1f}%, bias {100 * one.bias:+.2f}%"
+            + ("" if one.covered is None else f", {100 * one.covered:.0f}% in their interval")
             + (f"; asked {100 * one.asked:g}%" if one.asked < float("inf") else "")
             + (f"; published: {one.published}" if one.published else "")
         )

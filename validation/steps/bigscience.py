@@ -46,7 +46,7 @@ class BigScience(CommandFormat):
         *("mbs", "gbs", "seconds_per_iteration", "tflops_reported"),
     )
     tables = ("steps/bigscience.csv",)
-    sample = 2
+    sample = 6
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.10}
 
     def read(self, record: Record) -> Row:

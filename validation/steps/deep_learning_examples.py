@@ -49,7 +49,7 @@ class DeepLearningExamples(CommandFormat):
     name = "deep-learning-examples"
     columns = ("model_file", "section", "gpus", "batch_etc", "precision", "metric", "value", "row")
     tables = ("steps/deep_learning_examples.csv.gz",)
-    sample = 6
+    sample = 24
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.15}
 
     def read(self, record: Record) -> Row:

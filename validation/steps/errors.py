@@ -38,6 +38,11 @@ class Predicted:
         return group_of(self.table, self.row)
 
     @property
+    def half_width(self) -> float | None:
+        """Half the interval's width, as a share of what is predicted; None without one."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2 / self.value
+
+    @property
     def covered(self) -> bool | None:
         """Whether the measured value lies in the interval; None without one."""
         return None if self.low is None or self.high is None else self.low <= self.row.measured <= self.high
@@ -65,7 +70,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The errors of a table's rows of one quantity, as fractions."""
+    """The errors of a table's rows of one quantity, as fractions.
+
+    ``covered`` is the share of rows in whose interval the measured value lies, and ``half_width`` is the median one, as a share
+    of what is predicted; None without intervals.
+    """
 
     table: str
     quantity: str
@@ -74,6 +83,8 @@ class Summary:
     median: float
     worst: float
     bias: float
+    covered: float | None
+    half_width: float | None
     asked: float
     published: str
 
@@ -84,15 +95,19 @@ class Summary:
 
 def summaries(found: Sequence[Predicted]) -> list[Summary]:
     """Return the figures of each table and quantity, in the order in which they come."""
-    groups: dict[tuple[str, str, str], list[float]] = {}
+    groups: dict[tuple[str, str, str], list[Predicted]] = {}
     for one in found:
-        groups.setdefault((one.kind, one.table, one.row.quantity), []).append(one.error)
+        groups.setdefault((one.kind, one.table, one.row.quantity), []).append(one)
     made = []
-    for (kind, table, quantity), errors in groups.items():
+    for (kind, table, quantity), rows in groups.items():
+        errors = [one.error for one in rows]
         off = [abs(error) for error in errors]
+        held = [one.covered for one in rows if one.covered is not None]
+        widths = [one.half_width for one in rows if one.half_width is not None]
         figures = fmean(off), median(off), max(errors, key=abs), fmean(errors)
+        intervals = (fmean(held), median(widths)) if held else (None, None)
         asked, published = (named(kind).asked.get(quantity, float("inf")), named(kind).published.get(quantity, ""))
-        made.append(Summary(table, quantity, len(off), *figures, asked, published))
+        made.append(Summary(table, quantity, len(off), *figures, *intervals, asked, published))
     return made
 
 

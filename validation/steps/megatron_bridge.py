@@ -1,9 +1,10 @@
 """Training steps of Megatron-Bridge on H100s to GB300s, as NVIDIA publishes them with each release (Apache-2.0).
 
-Megatron-Bridge's recipes balance tokens over experts by force and carry them by DeepEP (HybridEP between GPUs of a rack).
-Experts are divided over replicas and tensor parallel GPUs together; here, over as many of the replicas as there are. Racks of
-72 GPUs are used in parts of 64. What is recomputed is not printed: nothing is taken to be. Values in parentheses are of another
-precision than the row's.
+Megatron-Bridge's recipes balance tokens over experts by force and carry them by DeepEP, in a rack by HybridEP, to which they
+give 32 multiprocessors (its scripts/performance); its kernels were not measured, and DeepEP's stand for them. Experts are
+divided over replicas and tensor parallel GPUs together; here, over as many of the replicas as there are. Racks of 72 GPUs are
+used in parts of 64. What is recomputed is not printed: nothing is taken to be. Values in parentheses are of another precision
+than the row's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from validation.steps.nemo_models import (
 )
 from validation.steps.rows import Record, Row
 
+_RACK_SMS = 32
+
 
 class MegatronBridge(CommandFormat):
     """Rows of Megatron-Bridge's releases."""
@@ -34,7 +37,7 @@ class MegatronBridge(CommandFormat):
         *("fsdp", "tp", "pp", "cp", "vp", "ep", "step_time_s"),
     )
     tables = ("steps/megatron_bridge.csv",)
-    sample = 3
+    sample = 8
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.15}
 
     def read(self, record: Record) -> Row:
@@ -54,6 +57,7 @@ class MegatronBridge(CommandFormat):
             gpu=system.gpu,
             topology=system.topology(gpus),
             seq=record.whole("seq_len"),
+            option=(f"deepep_sms={_RACK_SMS}",) if system.rack and division.ep > 1 else (),
         )
         label = f"{record.text('model')} {division.label} batch={samples}/{micro_batch} {record.text('precision')}"
         label += f" {record.text('system')} {record.text('release')}"

@@ -51,7 +51,7 @@ class MegatronLM(CommandFormat):
         *("seq_len", "vocab", "precision", "tflops_per_gpu", "step_time_s_derived"),
     )
     tables = ("steps/megatron_lm.csv",)
-    sample = 4
+    sample = 6
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.08}
 
     def read(self, record: Record) -> Row:

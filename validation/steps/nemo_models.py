@@ -122,9 +122,15 @@ def without_parentheses(record: Record) -> Record:
     return replace(record, values={key: text.partition("(")[0].strip() for key, text in record.values.items()})
 
 
-def nemo_command(model: Model, division: Division, stack: str, **options: Any) -> Command:
-    """Return the command of a model that Megatron-Core trains; further options by name are added."""
+def nemo_command(
+    model: Model, division: Division, stack: str, *, option: tuple[str, ...] = (), **options: Any
+) -> Command:
+    """Return the command of a model that Megatron-Core trains; further options by name are added.
+
+    Its dispatcher sends tokens in their own dtype, whatever its products are in.
+    """
     if division.ep > 1:
-        options = {"ep_transport": "deepep", "option": ("load=balanced",)} | options
+        options |= {"ep_transport": "deepep"}
+        option += ("load=balanced", "deepep_dispatch=as-is")
     layers = getattr(model, "layers", 1)
-    return megatron_command(model.name, layers, division, stack=stack, **options)
+    return megatron_command(model.name, layers, division, stack=stack, option=option, **options)

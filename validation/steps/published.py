@@ -75,7 +75,7 @@ class Published(CommandFormat):
         *("step_time_s", "software", "tflops_per_gpu", "batch_per_dp", "samples_per_s", "global_batch"),
     )
     tables = ("steps/published.csv",)
-    sample = 4
+    sample = 22
 
     def read(self, record: Record) -> Row:
         """One row a record."""
