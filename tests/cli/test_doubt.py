@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ def test_a_result_of_measured_times_alone_has_no_doubt(tmp_path: Path, capsys: p
     triosim.simulate(traces.mlp(), gpus=1).save(tmp_path / "result.json")
     assert run(["doubt", str(tmp_path / "result.json")]) == 2
     assert "all times in this result were measured" in capsys.readouterr().err
+
+
+def test_a_result_of_an_older_version_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "result.json"
+    triosim.simulate(traces.mlp(), gpus=1, batch_size=512).save(path)
+    older = json.loads(path.read_text())
+    del older["doubts"]
+    path.write_text(json.dumps(older))
+    assert run(["doubt", str(path)]) == 2
+    assert "an older version wrote this result" in capsys.readouterr().err
 
 
 def test_what_is_no_result_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

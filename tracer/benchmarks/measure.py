@@ -228,7 +228,9 @@ def _made(torch: Any, tensor: Tensor, device: str, below: int | None) -> Any:
         return torch.randint(0, below, tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
     if tensor.dtype == "bool":
         return torch.rand(tensor.shape, device=device) < 0.5
-    return torch.rand(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device) + 0.1
+    dtype = getattr(torch, tensor.dtype)
+    drawn = torch.rand(tensor.shape, dtype=torch.float32 if dtype.itemsize == 1 else dtype, device=device) + 0.1
+    return drawn.to(dtype)
 
 
 def _reason(case: BenchmarkCase, error: Exception) -> str:

@@ -19,6 +19,7 @@ from triosim.trace.formats.files import head, read_text
 SHORTEST, LONGEST = 1e-8, 1e5
 #: The longest dimension of a tensor that fits into a memory.
 LARGEST_SIZE = 10**12
+_CELLS = "give every row as many cells as the header has"
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -72,7 +73,7 @@ def read(path: str | os.PathLike[str]) -> CsvTable:
         if not any(cells) or cells[0].startswith("#"):
             continue
         if len(cells) != len(header):
-            raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=f"{file}:{line}")
+            raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=f"{file}:{line}", fix=_CELLS)
         rows.append((line, [cell.strip() for cell in cells]))
     return CsvTable(header, where, rows)
 

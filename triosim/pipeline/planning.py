@@ -10,6 +10,7 @@ import numpy as np
 from triosim import gpus as catalogue
 from triosim import plugins
 from triosim.compute.compute_model import checked
+from triosim.compute.learned import model_files
 from triosim.conditions import Conditions
 from triosim.conditions.checks import check_conditions
 from triosim.conditions.contention import Contention, memory_bound
@@ -84,6 +85,8 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     if config.host_overhead == "trace" and priced.launches is None:
         what = "the described step" if subject.described else "the trace"
         notes.append(f"{what} has no host times: launches cost nothing")
+    if config.models is not None and not model_files.knows(subject.trace.gpu):
+        notes.append(f"{config.models} holds no models of {subject.trace.gpu}: those that ship predict its times")
     gpu, waiting = catalogue.get(subject.trace.gpu), memory_bound(subject.trace.operators)
     contention = Contention(system.conditions.interference, gpu, system.topology, waiting)
     return PlannedRun(priced, planned, system, network, new_network, heterogeneity, contention, memory, tuple(notes))

@@ -9,6 +9,7 @@ from typing import Any
 from triosim import gpus as catalogue
 from triosim import plugins
 from triosim.compute.compute_model import ComputeModel
+from triosim.compute.learned import model_files
 from triosim.compute.pricing import operator_times
 from triosim.compute.pricing.repricing import on_gpu
 from triosim.config import RunConfig, parsed
@@ -57,7 +58,7 @@ def price(subject: Subject, config: RunConfig) -> PricedSubject:
 def _predicted_anew(trace: Trace, model: ComputeModel, predict: Callable[[Trace, Gpu, ComputeModel], Trace]) -> Trace:
     """Return a trace whose times were predicted when it was captured with those of the models at hand, on the same GPU."""
     own = catalogue.get(trace.gpu)
-    if trace.times != "predicted" or own is None:
+    if trace.times != "predicted" or own is None or not model_files.knows(own.name):
         return trace
     return replace(predict(replace(trace, gpu="unknown"), own, model), times=trace.times)
 

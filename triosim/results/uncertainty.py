@@ -37,7 +37,7 @@ _NETWORK = "exposed communication"
 _LAUNCHES = "launches by the host"
 _BESIDE = "computation beside communication"
 _STEP = "machine and framework"
-_OPERATORS = "these operators in these shapes on this GPU (triosim calibrate measure)"
+_OPERATORS = "these operators in these shapes on this GPU (triosim calibrate missing)"
 #: What would narrow the doubt.
 _NARROWED: Mapping[str, str] = {
     _NETWORK: "collectives of these sizes on this system (nccl-tests, then triosim calibrate network)",

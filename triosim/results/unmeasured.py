@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from triosim.compute.fit.operator_table import MeasuredOperator
@@ -29,8 +29,11 @@ class UnmeasuredOperator:
     error_s: float = 0.0
 
 
-def unmeasured(classes: Sequence[RankClass], steps: int) -> list[UnmeasuredOperator]:
-    """Return the predicted operators of a run of several steps; ``classes`` are its ranks by what they ran."""
+def unmeasured(classes: Sequence[RankClass], steps: int, measured: Collection[str] = ()) -> list[UnmeasuredOperator]:
+    """Return the predicted operators of a run of several steps, but for those whose call was ``measured`` on this GPU.
+
+    ``classes`` are its ranks by what they ran.
+    """
     found: dict[str, UnmeasuredOperator] = {}
     world = sum(len(ranks) for ranks, _ in classes)
     for ranks, tasks in classes:
@@ -40,8 +43,11 @@ def unmeasured(classes: Sequence[RankClass], steps: int) -> list[UnmeasuredOpera
             for one in operators:
                 if one.predicted_by is None or not one.seconds:
                     continue
+                call = call_of(one)
+                if call in measured:
+                    continue
                 forward = None if one.forward is None else forwards.get(one.forward)
-                row = found.setdefault(call_of(one), UnmeasuredOperator(one, forward))
+                row = found.setdefault(call, UnmeasuredOperator(one, forward))
                 row.count += weight
                 row.seconds += weight * one.seconds
                 row.error_s += weight * one.seconds * expected_error(one)

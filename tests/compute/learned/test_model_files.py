@@ -138,6 +138,23 @@ def test_a_folder_of_models_is_judged_too(tmp_path: Path, capsys: pytest.Capture
     assert '"model": "calibrated"' in capsys.readouterr().out
 
 
+def test_models_of_another_gpu_change_nothing_and_are_said_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, before, after = (str(tmp_path / name) for name in ("own.npz", "before.json", "after.json"))
+    table = gemm(tmp_path / "t.csv", [(64, 4096, 4096)], 2.0)
+    assert run(["calibrate", "compute", table, "--gpu", "H100", "-o", own]) == 0
+    trace = tmp_path / "trace.json.gz"
+    predicted = product(64, 64, 64, 1e-5, 1)
+    triosim.save_trace(Trace((predicted,), 64, gpu="A100-SXM-80GB", times="predicted"), trace)
+    assert run(["simulate", str(trace), "-q", "-o", before]) == 0
+    assert run(["simulate", str(trace), "-q", "--models", own, "-o", after]) == 0
+    results = [triosim.Result.load(path) for path in (before, after)]
+    assert results[0].step_time_s == results[1].step_time_s
+    assert any("holds no models of A100-SXM-80GB" in note for note in results[1].data.notes)
+    capsys.readouterr()
+
+
 def test_where_models_are_said_to_be_there_must_be_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

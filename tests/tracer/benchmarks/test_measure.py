@@ -198,7 +198,17 @@ def test_the_operators_that_a_step_leans_on_are_measured_and_then_predicted_as_m
     widths = [one.step_time_interval_s[1] / one.step_time_s for one in (before, after) if one.step_time_interval_s]
     assert widths[1] < widths[0]
     assert {row.model for row in after.data.predictions} == {"calibrated"}
-    capsys.readouterr()
+    assert run(["calibrate", "missing", *step, "--models", files["own.npz"]]) == 2
+    assert "all operators of this step were measured" in capsys.readouterr().err
+
+
+def test_a_plan_is_not_overwritten_and_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_file, table = str(tmp_path / "plan.csv"), str(tmp_path / "t.csv")
+    Path(plan_file).write_text("operator,inputs\n")
+    assert run(["calibrate", "measure", "--plan", plan_file, "-o", plan_file]) == 2
+    assert "is an input of this command" in capsys.readouterr().err
+    assert run(["calibrate", "measure", "--plan", plan_file, "-o", table, "--count", "4"]) == 2
+    assert "--count: has no effect with --plan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

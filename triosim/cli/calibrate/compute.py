@@ -32,7 +32,7 @@ def command(
     """Fit the operator models to measured operators, with errors from cross-validation.
 
     Files are traces in any format, tables that 'triosim calibrate measure' wrote, and tables of one operator.
-    What is written is used where TRIOSIM_MODELS names it, before what ships with triosim.
+    What is written is used where --models or TRIOSIM_MODELS names it, before what ships with triosim.
 
     [bold]Examples[/]
 
@@ -44,4 +44,4 @@ def command(
         print(f"triosim: {text}", file=sys.stderr)
 
     path = calibration_run.run(data, given["gpu"], given["output"], given["operator"], progress, given["cache"])
-    progress(f"wrote {path}; use it: TRIOSIM_MODELS={path} triosim simulate TRACE --compute-model auto")
+    progress(f"wrote {path}; use it: triosim simulate TRACE --models {path}")

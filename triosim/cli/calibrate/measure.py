@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule
 from triosim.config import Option
 from triosim.config.option import GENERAL
+from triosim.errors import OptionError
+from triosim.output_files import check_outputs
 
 benchmarks = LaterModule("tracer.benchmarks.measure")
 
@@ -26,6 +29,8 @@ OPTIONS = (
     Option("seed", "whole", 0, least=0, metavar="N", panel=GENERAL, help="The seed of the drawn sizes."),
 )
 # fmt: on
+#: What says which operators are drawn.
+_OF_DRAWN = ("operators", "dtypes", "count", "seed")
 
 
 @o.takes(*OPTIONS)
@@ -41,6 +46,8 @@ def command(**given: Any) -> None:
     [cyan]triosim calibrate measure -o gemm.csv.gz --operators linear,bmm --dtypes bfloat16 --count 500[/]
     [cyan]triosim calibrate measure -o measured.csv.gz --plan plan.csv[/]
     """
+    if given["plan"] is not None:
+        _check_plan(given)
     plan = benchmarks.MeasurementPlan(
         _words(given["operators"]),
         _words(given["dtypes"]),
@@ -55,6 +62,14 @@ def command(**given: Any) -> None:
     for line in outcome.skipped:
         print(f"triosim: {line}", file=sys.stderr)
     print(f"triosim: {outcome.rows} rows in {output}, {outcome.new} of them new", file=sys.stderr)
+
+
+def _check_plan(given: Mapping[str, Any]) -> None:
+    """Raise ``OptionError`` for options of drawn operators beside a plan, ``OutputError`` where the plan is the table."""
+    for option in OPTIONS:
+        if option.name in _OF_DRAWN and given[option.name] != option.default:
+            raise OptionError("has no effect with --plan", where=f"--{option.name}", fix="leave one of them out")
+    check_outputs(given["output"], reading=[given["plan"]])
 
 
 def _words(text: str | None) -> list[str]:

@@ -16,6 +16,7 @@ from triosim.reports.terminal.progress import Progress
 
 simulation = LaterModule("simulation")
 finished_run = LaterModule("results.finished_run")
+model_files = LaterModule("compute.learned.model_files")
 unmeasured = LaterModule("results.unmeasured")
 operator_table = LaterModule("compute.fit.operator_table")
 missing_table = LaterModule("reports.terminal.missing_table")
@@ -49,10 +50,13 @@ def command(trace: TracePath = None, **given: Any) -> None:
     with Progress(shown=not given["quiet"]) as progress:
         result = simulation.simulate_config(run.subject, run.config, progress=progress)
     assert result.recording is not None
-    every = unmeasured.unmeasured(finished_run.rank_classes(result.recording), len(result.data.iterations))
+    gpu = result.inputs["trace"]["gpu"]
+    with model_files.using(run.config.models):
+        measured = model_files.measured_calls(gpu)
+    classes = finished_run.rank_classes(result.recording)
+    every = unmeasured.unmeasured(classes, len(result.data.iterations), measured)
     if not every:
         raise OptionError("all operators of this step were measured", fix="predict another GPU, batch or parallelism")
-    gpu = result.inputs["trace"]["gpu"]
     rows = every[: given["most"]]
     if given["output"] is not None:
         notes = [f"{result.title}: triosim calibrate measure --plan"]

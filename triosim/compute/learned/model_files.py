@@ -113,6 +113,17 @@ def regressions(gpu: str) -> Mapping[OperatorKind, KindRegression]:
     return _loaded(own_files())[1].get(gpu, {})
 
 
+def knows(gpu: str) -> bool:
+    """Whether the user has models of a GPU (a name of the catalogue)."""
+    models, fitted = _loaded(own_files())
+    return gpu in fitted or any(gpu in model.rates for model in models)
+
+
+def measured_calls(gpu: str) -> set[str]:
+    """Return the calls that the user measured on a GPU (a name of the catalogue)."""
+    return {call for one in regressions(gpu).values() for call in one.measured}
+
+
 def fitted_files(families: Collection[tuple[str, str]]) -> tuple[set[str], set[str]]:
     """Return the names of the tables that models were fitted to: the user's, and those that ship for families and dtypes."""
     models, fitted = _loaded(own_files())

@@ -250,8 +250,10 @@ def _main_doubts(doubts: Sequence[Doubt]) -> str:
 
 def doubts_table(data: ResultData) -> RenderableType:
     """Return where the 90% interval of the step time comes from, and what would narrow each part. Raises ``OptionError``."""
-    if not data.doubts or data.step_time_interval_s is None:
+    if data.step_time_interval_s is None:
         raise OptionError("all times in this result were measured", fix="name one in which times were predicted")
+    if not data.doubts:
+        raise OptionError("an older version wrote this result, without its doubts", fix="simulate it again")
     low, high = map(format_time, data.step_time_interval_s)
     made = table(
         f"Doubt about the step time: {format_time(data.step_time_s)}, {low} to {high} is a 90% interval",
