@@ -58,7 +58,7 @@ FLOORS = (
 HEIGHT = {prefix: height for height, prefix in enumerate(reversed(FLOORS))}
 
 #: What takes long to import, and is needed by some runs only.
-HEAVY = ("torch", "sklearn", "pandas", "matplotlib", "networkx", "numba", "pydantic")
+HEAVY = ("torch", "sklearn", "scipy", "pandas", "matplotlib", "networkx", "numba", "pydantic")
 
 MOST_LINES = 510
 MOST_LOOSE = 10

@@ -137,3 +137,14 @@ def test_models_differ_by_what_is_chosen() -> None:
     assert {"aten::baddbmm", "aten::_softmax", "aten::bmm", "aten::native_dropout"} <= names[1]
     kept = triosim.describe("gpt3-125m", layers=1, sequence=256, dropout=0)
     assert "aten::native_dropout" not in {operator.name for operator in kept.operators}
+
+
+def test_images_have_their_channels_first_unless_they_are_said_to_have_them_last() -> None:
+    first, last = (triosim.describe("resnet18", **how) for how in ({}, {"image_layout": "channels-last"}))
+    said = [
+        {bool(one.attributes.get("channels_last")) for one in t.operators if "convolution" in one.name}
+        for t in (first, last)
+    ]
+    assert said == [{False}, {True}]
+    with pytest.raises(OptionError, match="no convolutions of images"):
+        triosim.describe("gpt2", image_layout="channels-last")

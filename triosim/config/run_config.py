@@ -151,6 +151,9 @@ class RunConfig:
         "Matrix products. plain: in --dtype. tf32: those of fp32 in TF32. Linear layers in fewer bits: fp8 by torchao; by "
         "Transformer Engine fp8-current, fp8-delayed, fp8-block, mxfp8, nvfp4. By default the stack's.")
     dropout: float | None = _model("probability", metavar="P", help="The probability of dropout. By default the model's own.")
+    image_layout: str | None = _model("choice", choices=("channels-first", "channels-last"), help=
+        "The memory format of images in a convolutional network: channels-first, as PyTorch makes them (the default), or "
+        "channels-last, which tensor cores read without a conversion.")
     timeline: bool = _option("flag", False, panel=OUTPUT, commands=(), help="Keep every task, for the timeline.")
     links: bool = _option("flag", False, panel=OUTPUT, commands=("simulate",), help=
         "Record the load of each link over time; show the busiest.")

@@ -38,8 +38,8 @@ def describe(
 
     ``model`` is a name, the path of a ``config.json`` (or its folder), or sizes (``GPT(...)``, ``Llama(...)``). The other
     keywords are the fields of ``StepChoices``: ``batch``, ``sequence``, ``layers``, ``dtype``, ``precision``, ``stack``,
-    ``optimizer``, ``attention``, ``kernels``, ``products``, ``dropout``. Raises ``OptionError`` for what is not known or
-    cannot be, ``TriosimError`` for a config that lacks a size.
+    ``optimizer``, ``attention``, ``kernels``, ``products``, ``dropout``, ``image_layout``. Raises ``OptionError`` for what is
+    not known or cannot be, ``TriosimError`` for a config that lacks a size.
     """
     for name in choices.keys() - DESCRIBED.keys():
         called = next((field for field, option in DESCRIBED.items() if option.name == name), None)
@@ -93,7 +93,8 @@ def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
         )
     tape.backward(loss, add, sum_to)
     OPTIMIZERS[stack.optimizer](tape)
-    software = {"described": f"{choices.dtype}, {choices.precision}, {stack.summary()}", "stack": stack.name}
+    layout = ", channels last" if tape.channels_last else ""
+    software = {"described": f"{choices.dtype}, {choices.precision}{layout}, {stack.summary()}", "stack": stack.name}
     trace = tape.trace(batch_size=choices.batch, model=model.name, gpu=gpu, software=software)
     return compilation.compiled(trace) if stack.kernels == "compiled" else trace
 

@@ -14,6 +14,7 @@ from triosim.config.stacks import AttentionKind, KernelKind, ProductKind, Stack
 from triosim.errors import OptionError
 
 PrecisionKind = Literal["plain", "mixed"]
+LayoutKind = Literal["channels-first", "channels-last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class StepChoices:
     stack: the software stack by name; None is the model's usual one.
     optimizer, attention, kernels, products: as a ``Stack`` has them; None is the stack's.
     dropout: another probability than the model's own.
+    image_layout: "channels-first" or "channels-last"; None is the former, as PyTorch makes them.
     """
 
     batch: int = DESCRIBED["batch"].default
@@ -42,6 +44,7 @@ class StepChoices:
     kernels: KernelKind | None = DESCRIBED["kernels"].default
     products: ProductKind | None = DESCRIBED["products"].default
     dropout: float | None = DESCRIBED["dropout"].default
+    image_layout: LayoutKind | None = DESCRIBED["image_layout"].default
 
     def __post_init__(self) -> None:
         if self.precision == "mixed" and self.dtype == "float32":
@@ -91,6 +94,11 @@ class ChoiceReader:
         self._read.add("dropout")
         return default if self._choices.dropout is None else self._choices.dropout
 
+    def channels_last(self) -> bool:
+        """Return whether images have their channels last."""
+        self._read.add("image_layout")
+        return self._choices.image_layout == "channels-last"
+
     def check_read(self, name: str) -> None:
         """Raise ``OptionError`` for a choice that the model ``name`` did not ask for, since it has nothing to apply it to."""
         chosen = self._choices
@@ -98,6 +106,7 @@ class ChoiceReader:
             "attention": (chosen.attention == "math", "no attention"),
             "kernels": (chosen.kernels == "fused", "nothing that is known to be fused"),
             "dropout": (bool(chosen.dropout), "no dropout"),
+            "image_layout": (chosen.image_layout is not None, "no convolutions of images"),
         }
         for option, (given, lacking) in unread.items():
             if given and option not in self._read:

@@ -14,10 +14,7 @@ from triosim.errors import TriosimError
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """The settings of a fit; ``robust``: twice as many trees, fitted with outliers (slow runs, odd clocks) weighted down.
-
-    ``balanced`` weighs a group's rows by the inverse square root of their number.
-    """
+    """The settings of a fit; ``robust``: twice as many trees, fitted with outliers (slow runs, odd clocks) weighted down."""
 
     trees: int
     leaves: int
@@ -25,7 +22,6 @@ class TreeSettings:
     least: int
     robust: bool = True
     features: float = 0.5
-    balanced: bool = False
 
 
 def grow(features: Array, target: Array, settings: TreeSettings, groups: Rows | None = None) -> BoostedTrees:
@@ -34,11 +30,7 @@ def grow(features: Array, target: Array, settings: TreeSettings, groups: Rows | 
     Robust trees minimise squared errors with the weights of a Student distribution with one degree of freedom, by the residuals
     of trees without weights: two fits, whose mean is closer to the median than either.
     """
-    balance = None
-    if settings.balanced and groups is not None:
-        balance = 1.0 / np.sqrt(np.bincount(groups)[groups])
-        balance *= len(balance) / balance.sum()
-    first = _fit(features, target, settings, 0, balance)
+    first = _fit(features, target, settings, 0, None)
     if not settings.robust:
         return _ensemble([first], len(features[0]))
     residual = np.abs(target - first.predict(features))
@@ -47,7 +39,6 @@ def grow(features: Array, target: Array, settings: TreeSettings, groups: Rows | 
         [np.median(residual[groups == group]) if (groups == group).any() else 1.0 for group in range(groups.max() + 1)]
     )
     weights = 1.0 / (1.0 + (residual / (2.0 * np.maximum(typical, 1e-4)[groups])) ** 2)
-    weights = weights if balance is None else weights * balance
     return _ensemble([_fit(features, target, settings, seed, weights) for seed in (1, 2)], len(features[0]))
 
 

@@ -35,8 +35,6 @@ _SOURCES = {
     **dict.fromkeys(("bfloat16", *SCALED), "NVIDIA ai-dynamo/aiconfigurator performance database, Apache-2.0"),
     "float32": "sitar-lab/NeuSight, MIT",
 }
-#: The most rows of a GPU that stand beside those of another dtype.
-MOST_BESIDE = 500
 _OPERATORS_FILE = "operators.npz"
 
 
@@ -117,14 +115,7 @@ def beside(rows: FamilyTable, tables: Sequence[FamilyTable]) -> list[FamilyTable
     """Return the float32 rows of convolutions for those in half precision, which few were measured in."""
     if rows.shapes.family != "convolution" or rows.shapes.dtype == "float32":
         return []
-    found = []
-    for one in tables:
-        if (one.shapes.family, one.shapes.dtype) == ("convolution", "float32"):
-            some = np.zeros(len(one), dtype=bool)
-            for _, mask in one.by_gpu():
-                some[np.random.default_rng(0).permutation(np.flatnonzero(mask))[:MOST_BESIDE]] = True
-            found.append(one.select(some))
-    return found
+    return [one for one in tables if (one.shapes.family, one.shapes.dtype) == ("convolution", "float32")]
 
 
 def _families(several: Sequence[OperatorRows]) -> list[FamilyTable]:

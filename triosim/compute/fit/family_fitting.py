@@ -15,14 +15,16 @@ import numpy as np
 
 from triosim.compute import attainable_rate
 from triosim.compute.attainable_rate import AttainableRate
-from triosim.compute.compute_model import CLASS_EDGES, Array, Mask
+from triosim.compute.compute_model import CLASS_EDGES, Array, Mask, Rows
 from triosim.compute.families import COLUMNS, Family, FamilyCalls
+from triosim.compute.fit import process_fitting
 from triosim.compute.fit.boosting import TreeSettings, grow
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.learned import convolution_features
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
 from triosim.compute.learned.family_model import CLASSES, FamilyModel
+from triosim.compute.learned.gaussian_process import Points
 from triosim.gpus import Gpu
 
 FOLDS = 5
@@ -37,10 +39,11 @@ _FEW_OTHER = TreeSettings(trees=40, leaves=4, rate=0.1, least=25, features=1.0)
 _FEW_ROWS = 2000
 #: The rows from which one fold is enough to find the errors.
 _LARGE = 20000
-#: Columns of convolutions that mostly follow from the height of the data.
-_DEPENDENT = ("width", "out_height", "out_width")
-_OF_FAMILY = {"attention": _ATTENTION, "convolution": replace(_POOLED, balanced=True)}
-_OTHER_OF_FAMILY = {"convolution": replace(_OTHER, balanced=True)}
+_OF_FAMILY = {"attention": _ATTENTION}
+#: The rows of a GPU that a Gaussian process is fitted to, and those in other dtypes: its time grows with their cube.
+_MOST_POINTS, _MOST_BESIDE = 800, 500
+#: The folds that show a process's errors.
+_FOLDS_OF_PROCESS = 2
 
 
 def joined(tables: Sequence[FamilyTable]) -> list[FamilyTable]:
@@ -64,36 +67,64 @@ def fit(
 ) -> FamilyModel:
     """Fit a model to rows: ``known``, the trees of the rows' GPUs; ``others``, those of any other GPU.
 
-    Rows of other dtypes that stand ``beside`` them are learned from, too.
+    Of convolutions, rows of other dtypes that stand ``beside`` them are learned from, too.
     """
     family = rows.shapes.family
     attainable, reached = _rates(rows)
+    sizes = {name: np.unique(rows.shapes[name]).tolist() for name in COLUMNS[family]}
+    model = FamilyModel(family, rows.shapes.dtype, reached, attainable, {}, None, None, sizes)
+    if family == "convolution":
+        return _interpolated(model, rows, beside)
     own: dict[str, BoostedTrees] = {}
-    features, told, target, group, own_units = [], [], [], [], []
-    parts = [(table, gpu, mask) for table in (rows, *beside) for gpu, mask in table.by_gpu()]
-    for number, (table, gpu, mask) in enumerate(parts):
-        rate = reached[gpu.name] if table is rows else _rates(table)[1][gpu.name]
-        calls = call_features(table.shapes.select(mask), gpu, rate)
-        wanted = np.log(table.seconds[mask] / calls.roofline)
+    features, told, target, group = [], [], [], []
+    for number, (gpu, mask) in enumerate(rows.by_gpu()):
+        calls = call_features(rows.shapes.select(mask), gpu, reached[gpu.name])
+        wanted = np.log(rows.seconds[mask] / calls.roofline)
         if known and family == "product" and int(mask.sum()) >= ENOUGH_ALONE:
             own[gpu.name] = grow(calls.features, wanted, _ALONE)
         features.append(calls.features)
-        told.append(np.tile(specifications(gpu, rate), (len(wanted), 1)))
+        told.append(np.tile(specifications(gpu, reached[gpu.name]), (len(wanted), 1)))
         target.append(wanted)
         group.append(np.full(len(wanted), number))
-        own_units.append(np.full(len(wanted), _on_own_units(table, gpu)))
     stacked, wanted, groups = np.concatenate(features), np.concatenate(target), np.concatenate(group)
     few = len(wanted) < _FEW_ROWS
     pooled = None
     if known and len(own) < len(reached):
         both = np.hstack([stacked, np.concatenate(told)])
         pooled = grow(both, wanted, _FEW if few else _OF_FAMILY.get(family, _POOLED), groups)
-    settings = _FEW_OTHER if few else _OTHER_OF_FAMILY.get(family, _OTHER)
-    seen = np.concatenate(own_units)
-    other = grow(stacked[seen], wanted[seen], settings, groups[seen]) if others else None
-    sizes = {name: np.unique(rows.shapes[name]).tolist() for name in COLUMNS[family]}
-    samples = len(parts) if beside else 0
-    return FamilyModel(family, rows.shapes.dtype, reached, attainable, own, pooled, other, sizes, samples=samples)
+    other = grow(stacked, wanted, _FEW_OTHER if few else _OTHER, groups) if others else None
+    return replace(model, own=own, pooled=pooled, other=other)
+
+
+def _interpolated(model: FamilyModel, rows: FamilyTable, beside: Sequence[FamilyTable]) -> FamilyModel:
+    """Return the model with a Gaussian process over some rows of each GPU."""
+    points: list[Points] = []
+    target = []
+    for table in (rows, *beside):
+        for gpu, mask in table.by_gpu():
+            some = table.select(_spread(table, mask, _MOST_POINTS if table is rows else _MOST_BESIDE, len(points)))
+            found, roofline = convolution_features.convolution_points(some.shapes, gpu)
+            points.append(found)
+            target.append(np.log(some.seconds / roofline))
+    features, labels = (np.concatenate([getattr(one, name) for one in points]) for name in ("features", "labels"))
+    process = process_fitting.fit(Points(features, labels), np.concatenate(target))
+    return replace(model, process=process, samples=len(points))
+
+
+def _spread(rows: FamilyTable, mask: Mask, most: int, seed: int) -> Rows:
+    """Return which of a GPU's rows to take: at most so many, of common kernels and strides a smaller part.
+
+    With a ``seed`` for each GPU, few shapes are those of others: with the same on all, that these err alike would be taken for
+    what neighbouring shapes have in common.
+    """
+    found = np.flatnonzero(mask)
+    if len(found) <= most:
+        return found
+    shapes = rows.shapes.select(mask)
+    alike = np.stack([shapes[name] for name in ("kernel_height", "kernel_width", "stride")], axis=1)
+    which = np.unique(alike, axis=0, return_inverse=True)[1].reshape(-1)
+    share = 1.0 / np.sqrt(np.bincount(which)[which])
+    return np.random.default_rng(seed).choice(found, most, replace=False, p=share / share.sum())
 
 
 def _on_own_units(rows: FamilyTable, gpu: Gpu) -> bool:
@@ -105,7 +136,7 @@ def _on_own_units(rows: FamilyTable, gpu: Gpu) -> bool:
 def _rates(rows: FamilyTable) -> tuple[AttainableRate, dict[str, float]]:
     """Return the law of the rate that large calls reach, and the rate on each GPU of the rows.
 
-    Convolutions take that of products: how far they are below it depends on the algorithm more than on the GPU.
+    Convolutions take a part of the peak: how far they are below it depends on the algorithm more than on the GPU.
     """
     if rows.shapes.family == "convolution":
         rates = {gpu.name: convolution_features.rate(gpu, rows.shapes.dtype) for gpu, _ in rows.by_gpu()}
@@ -145,20 +176,19 @@ def at_random(
     """
     which = np.arange(len(rows))
     if by_shape:
-        columns = np.stack([rows.shapes[name] for name in COLUMNS[rows.shapes.family]], axis=1)
-        which = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
+        which = np.unique(_sizes(rows), axis=0, return_inverse=True)[1].reshape(-1)
     fold = (np.random.default_rng(0).permutation(which.max() + 1) % FOLDS)[which]
     return _held_out(rows, [fold == number for number in range(most)], beside)
 
 
-def by_slices(rows: FamilyTable, column: str, beside: Sequence[FamilyTable] = ()) -> Array:
+def by_slices(rows: FamilyTable, column: str) -> Array:
     """Return predictions of the rows of a fifth of a column's values by a model that saw none of these values; NaN elsewhere.
 
     The smallest and the largest value stay: errors beyond all measurements are another question.
     """
     values = np.unique(rows.shapes[column])
     inner = np.random.default_rng(0).permutation(values[1:-1])
-    return _held_out(rows, [np.isin(rows.shapes[column], inner[: max(1, round(0.2 * len(values)))])], beside)
+    return _held_out(rows, [np.isin(rows.shapes[column], inner[: max(1, round(0.2 * len(values)))])])
 
 
 def by_gpus(rows: FamilyTable, beside: Sequence[FamilyTable] = ()) -> Array:
@@ -186,17 +216,29 @@ def relative_of(gpu: Gpu, rows: FamilyTable) -> str | None:
 
 
 def _held_out(rows: FamilyTable, masks: Sequence[Mask], beside: Sequence[FamilyTable] = ()) -> Array:
+    """Return predictions of the rows of each mask without them, and without the same sizes in other dtypes."""
     found = np.full(len(rows), np.nan)
     for mask in masks:
         if mask.any() and not mask.all():
-            found[mask] = predict(fit(rows.select(~mask), others=False, beside=beside), rows.select(mask))
+            unseen = [table.select(~_has_sizes(table, rows.select(mask))) for table in beside]
+            found[mask] = predict(fit(rows.select(~mask), others=False, beside=unseen), rows.select(mask))
     return found
+
+
+def _has_sizes(rows: FamilyTable, of: FamilyTable) -> Mask:
+    """Return which rows have the sizes of a row of another table."""
+    sizes = np.concatenate([_sizes(rows), _sizes(of)])
+    which = np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1)
+    return np.isin(which[: len(rows)], which[len(rows) :])
+
+
+def _sizes(rows: FamilyTable) -> Array:
+    return np.stack([rows.shapes[name] for name in COLUMNS[rows.shapes.family]], axis=1)
 
 
 def columns_with_slices(rows: FamilyTable) -> list[str]:
     """Return the columns with enough values to hold some out, without those that follow from others."""
-    names = [name for name in COLUMNS[rows.shapes.family] if name not in _DEPENDENT]
-    return [name for name in names if len(np.unique(rows.shapes[name])) >= 8]
+    return [name for name in COLUMNS[rows.shapes.family] if len(np.unique(rows.shapes[name])) >= 8]
 
 
 def calibrate(
@@ -209,8 +251,10 @@ def calibrate(
     """Fit to all rows, and to rows of other dtypes ``beside`` them, with errors from cross-validation."""
     name = f"{rows.shapes.family} in {rows.shapes.dtype}"
     progress(f"{name}: {len(rows)} rows, cross-validating")
-    random = at_random(rows, most=FOLDS if len(rows) < _LARGE else 1, beside=beside)
-    slices = [by_slices(rows, column, beside) for column in columns_with_slices(rows)]
+    by_shape = rows.shapes.family == "convolution"  # their tables have the same shapes on all GPUs
+    folds = _FOLDS_OF_PROCESS if by_shape else FOLDS if len(rows) < _LARGE else 1
+    random = at_random(rows, most=folds, by_shape=by_shape, beside=beside)
+    slices = [random] if by_shape else [by_slices(rows, column) for column in columns_with_slices(rows)]
     left_out = by_gpus(rows, beside)
     progress(f"{name}: fitting to all rows")
     model = fit(rows, beside=beside)
@@ -232,7 +276,7 @@ def calibrate(
     used: dict[str, Any] = {
         "files": rows.source.split(", "),
         "rows": {gpu.name: int(mask.sum()) for gpu, mask in rows.by_gpu()},
-        "fit": "boosted trees on log(seconds / roofline)",
+        "fit": f"{'boosted trees' if model.process is None else 'a Gaussian process'} on log(seconds / roofline)",
         "folds": FOLDS,
         "source": source,
     }

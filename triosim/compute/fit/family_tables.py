@@ -66,7 +66,7 @@ class FamilyTable:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def select(self, rows: Mask) -> FamilyTable:
+    def select(self, rows: Mask | Rows) -> FamilyTable:
         """Return some of the rows."""
         devices = None if self.devices is None else self.devices[rows]
         lines = self.lines[rows] if len(self.lines) else self.lines

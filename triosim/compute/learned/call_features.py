@@ -14,7 +14,6 @@ import numpy as np
 
 from triosim.compute.compute_model import Array
 from triosim.compute.families import FamilyCalls
-from triosim.compute.learned.convolution_features import convolution_features
 from triosim.gpus import Gpu
 from triosim.operators import number_formats
 from triosim.trace import DTYPE_BYTES
@@ -35,13 +34,11 @@ class CallFeatures:
 
 
 def call_features(calls: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
-    """Return features and roofline of calls on a GPU that attains ``rate`` FLOP/s."""
+    """Return features and roofline of calls, but for convolutions, on a GPU that attains ``rate`` FLOP/s."""
     if calls.family == "product":
         return _product(calls, gpu, rate)
     if calls.family == "attention":
         return _attention(calls, gpu, rate)
-    if calls.family == "convolution":
-        return CallFeatures(*convolution_features(calls, gpu, rate))
     return _rows(calls, gpu)
 
 

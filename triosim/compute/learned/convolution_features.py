@@ -1,23 +1,24 @@
-"""The features of a convolution on a GPU, and the roofline time whose multiple a learned model predicts.
+"""The features of a convolution on a GPU, and the roofline time whose multiple a Gaussian process predicts.
 
 cuDNN computes a convolution as an implicit product of matrices, or, of 3x3 kernels, after Winograd (Lavin and Gray, CVPR
 2016): 2x2 outputs at once in one kernel, with 2.25 times fewer multiplications, or 4x4 at once in several, with 4 times fewer
-and the transformed data written to memory. The roofline is the quickest of the three; trees learn the choice of algorithm from
-how much slower each of the others is. Tensor cores compute the product alone, and read tensors with their channels last: others
-are converted before and after. All features are ratios, or sizes of the call, so that they carry over to other GPUs.
+and the transformed data written to memory. The roofline is the quickest of the three. Tensor cores compute the product alone,
+and read tensors with their channels last: others are converted before and after. All features are logarithms of ratios or of
+sizes of the call, and none is one of the GPU alone, so that they carry over to other GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
 from triosim.compute.compute_model import Array, Mask
 from triosim.compute.families import FamilyCalls
+from triosim.compute.learned.gaussian_process import LABELS, Points
 from triosim.gpus import Gpu, energy
-from triosim.operators.convolutions import CHANNELS_LAST
+from triosim.operators.convolutions import CHANNELS_LAST, Direction, Geometry
 from triosim.trace import DTYPE_BYTES
 
 #: The shortest convolution: launch, drain, and the set-up of the filter.
@@ -31,8 +32,8 @@ _PACKED = 2.1
 _SHARE, _CONVERSION_SHARE = 0.85, 0.8
 #: The fewest steps along the inner side that a part of a product that is split there has.
 _LEAST_SPLIT = 512.0
-#: An algorithm that cannot be used is this many times as slow as the quickest.
-_MOST_SLOWER = 50.0
+#: The least ratio of the data's pixels to those that the result's, with the stride, would need.
+_LEAST_RATIO = 0.01
 
 
 def arithmetic_dtype(dtype: str, gpu: Gpu) -> str:
@@ -63,37 +64,31 @@ class _Sides:
         return self.data + self.weight + self.out
 
 
-def convolution_features(calls: FamilyCalls, gpu: Gpu, rate: float) -> tuple[Array, Array]:
-    """Return a row of features for each call, and its roofline time in seconds."""
-    sides = _sides(calls)
-    sms, l2 = max(gpu.sms, 1), gpu.l2_bytes or 4e6
-    groups = calls["groups"]
-    arithmetic = 2.0 * groups * sides.m * sides.n * sides.k / rate
+def convolution_points(calls: FamilyCalls, gpu: Gpu, measured: str = "") -> tuple[Points, Array]:
+    """Return the features and labels of calls, and their roofline times in seconds.
+
+    ``measured`` is the GPU among those of a model whose chip the GPU has, if it is not the GPU itself.
+    """
+    sides, computed = _sides(calls), arithmetic_dtype(calls.dtype, gpu)
+    long = rate(gpu, calls.dtype)
+    arithmetic = 2.0 * calls["groups"] * sides.m * sides.n * sides.k / long
     memory = sides.bytes / gpu.bandwidth
-    direct = np.maximum(_product(sides, groups, rate, sms), memory)
-    on_cores = arithmetic_dtype(calls.dtype, gpu) != "float32"
-    winograd, columns = _winograd(calls, sides, gpu, rate)
-    if on_cores:
-        winograd = [np.full(len(calls), np.inf) for _ in winograd]
-    roofline = np.minimum(direct, np.min(winograd, axis=0)) + _LEAST_SECONDS
-    if on_cores:
-        roofline = roofline + _conversions(calls, sides, gpu)
-    columns += [np.log(np.minimum(time / roofline, _MOST_SLOWER)) for time in (direct, *winograd)]
-    columns += [is_it.astype(np.float64) for is_it in _directions(calls)[1:]]
-    columns += [np.full(len(calls), float(on_cores)), *_of_sizes(calls)]
-    columns += [np.full(len(calls), DTYPE_BYTES.get(calls.dtype, 4))]
-    columns += [
-        *(np.log2(side) for side in (sides.m, sides.n, sides.k)),
-        sides.k % 8,
-        sides.k % 32,
-        sides.m % 32,
-        sides.n % 64,
-    ]
-    columns += [np.log(arithmetic), np.log(memory), np.log(arithmetic / memory)]
-    columns += [np.log(part / l2) for part in (sides.bytes, sides.data, sides.weight, sides.out)]
-    for rows, wide in ((128, 128), (64, 64), (128, 32), (32, 128)):
-        columns += _waves(groups * np.ceil(sides.m / rows) * np.ceil(sides.n / wide), sms)
-    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1), roofline
+    roofline = np.maximum(_product(sides, calls["groups"], long, max(gpu.sms, 1)), memory)
+    if computed == "float32":
+        roofline = np.minimum(roofline, np.min(_winograd(calls, sides, gpu, long), axis=0)) + _LEAST_SECONDS
+    else:
+        roofline = roofline + _LEAST_SECONDS + _conversions(calls, sides, gpu)
+    tiles = calls["groups"] * np.ceil(sides.m / 128) * np.ceil(sides.n / 64) / max(gpu.sms, 1)
+    ratios = (arithmetic / memory, tiles, roofline / _LEAST_SECONDS)
+    features = np.stack([*(np.log2(one) for one in ratios), *_of_sizes(calls, sides)], axis=1)
+    units = f"{'float32' if computed == 'float32' else 'tensor cores'} {DTYPE_BYTES.get(calls.dtype, 4)}"
+    labels = np.empty((len(calls), len(LABELS)), dtype="<U64")
+    labels[:, :3] = (f"{measured or gpu.name} {units}", f"{gpu.architecture} {units}", units.rpartition(" ")[0])
+    for direction, chosen in zip(get_args(Direction), _directions(calls), strict=True):
+        labels[chosen, 3] = direction
+    sizes = np.stack([calls[name] for name in Geometry._fields], axis=1).astype(np.int64).astype(str)
+    labels[:, 4] = [" ".join(row) for row in np.hstack([labels[:, 3:4], sizes])]
+    return Points(features, labels), roofline
 
 
 def _sides(calls: FamilyCalls) -> _Sides:
@@ -142,8 +137,8 @@ def _product(sides: _Sides, batch: Array, rate: float, sms: int) -> Array:
     return best
 
 
-def _winograd(calls: FamilyCalls, sides: _Sides, gpu: Gpu, rate: float) -> tuple[Sequence[Array], list[Array]]:
-    """Return the seconds in one kernel and in several, infinite where Winograd cannot be used, and features."""
+def _winograd(calls: FamilyCalls, sides: _Sides, gpu: Gpu, rate: float) -> list[Array]:
+    """Return the seconds in one kernel and in several, infinite where Winograd cannot be used."""
     usable = (calls["kernel_height"] == 3) & (calls["kernel_width"] == 3) & (calls["groups"] == 1)
     usable &= (calls["stride"] == 1) & (calls["dilation"] == 1)
     into, out_of = calls["in_channels"], calls["out_channels"]
@@ -152,35 +147,22 @@ def _winograd(calls: FamilyCalls, sides: _Sides, gpu: Gpu, rate: float) -> tuple
     )
     fused = 2.0 * 16 * np.ceil(of_2 / 32) * 32 * into * np.ceil(out_of / 32) * 32 / rate
     one_kernel = np.maximum(fused, sides.bytes / gpu.bandwidth)
-    sms = max(gpu.sms, 1)
     transformed = _Sides(of_4, out_of, into, sides.data, sides.weight, sides.out)
     size = DTYPE_BYTES.get(calls.dtype, 4)
     moved = size * (2.0 * 36 * of_4 * (into + out_of) + 45 * into * out_of) + sides.data + sides.out
-    several = _product(transformed, np.full(len(of_4), 36.0), rate, sms) + moved / gpu.bandwidth
-    columns = [
-        *_waves(36 * np.ceil(of_4 / 128) * np.ceil(out_of / 128), sms),
-        *_waves(np.ceil(of_2 / 32) * np.ceil(out_of / 32), sms),
-        *(np.ceil(of_4 / 128) * 128 / of_4, np.ceil(out_of / 128) * 128 / out_of),
+    several = _product(transformed, np.full(len(of_4), 36.0), rate, max(gpu.sms, 1)) + moved / gpu.bandwidth
+    return [np.where(usable, time, np.inf) for time in (one_kernel, several)]
+
+
+def _of_sizes(calls: FamilyCalls, sides: _Sides) -> list[Array]:
+    """Return the features of a call's sizes, and of how much of tiles and vectors is empty."""
+    names = ("batch", "in_channels", "out_channels", "height", "width", "out_height", "out_width", "stride")
+    batch, into, out_of, height, width, out_height, out_width, stride = (calls[name] for name in names)
+    out_pixels, window = out_height * out_width, calls["kernel_height"] * calls["kernel_width"]
+    padding = height * width / (out_pixels * stride**2)
+    sizes = (batch, into, out_of, out_pixels, window, np.sqrt(width / height), np.maximum(padding, _LEAST_RATIO))
+    empty = [
+        np.ceil(side / whole) * whole / side for side, whole in ((into, 8), (out_of, 8), (sides.n, 64), (sides.m, 64))
     ]
-    return [np.where(usable, time, np.inf) for time in (one_kernel, several)], columns
-
-
-def _waves(tiles: Array, sms: int) -> list[Array]:
-    """Return how many waves tiles need, and how much of them is empty."""
-    waves = tiles / sms
-    return [np.log2(waves), np.ceil(waves) / waves]
-
-
-def _of_sizes(calls: FamilyCalls) -> list[Array]:
-    names = ("batch", "in_channels", "out_channels", "height", "out_height", "out_width")
-    into, out_of = calls["in_channels"], calls["out_channels"]
-    return [
-        *(np.log2(calls[name]) for name in names),
-        *(
-            calls["kernel_height"] * calls["kernel_width"],
-            calls["stride"],
-            calls["out_height"] % 2,
-            calls["out_width"] % 4,
-        ),
-        *(into % 4, into % 8, into % 32, out_of % 8, out_of % 32, out_of % 128),
-    ]
+    empty.append(np.ceil(out_width / 4) * 4 * np.ceil(out_height / 4) * 4 / out_pixels)
+    return [*(np.log2(one) for one in (*sizes, *empty)), stride - 1.0, (into % 4 != 0).astype(np.float64)]

@@ -1,4 +1,6 @@
-"""The learned time model of one family of operators in one dtype: boosted trees times the roofline, with errors by size.
+"""The learned time model of one family of operators in one dtype: a multiple of the roofline, with errors by size.
+
+Boosted trees predict the multiple; of convolutions, whose tables are small and of many GPUs, a Gaussian process does.
 
 A GPU with many measurements has trees of its own; GPUs with fewer share trees that also read the GPU's specifications. A GPU
 with the chip of a measured one is predicted as that one, at its rate or, in float32 where its board allows more power, at the
@@ -23,9 +25,11 @@ from triosim.compute import uncertainty
 from triosim.compute.attainable_rate import AttainableRate, halves_tensor_cores
 from triosim.compute.compute_model import CLASS_EDGES, Array
 from triosim.compute.families import Family, FamilyCalls
-from triosim.compute.learned import convolution_features, kinship
+from triosim.compute.learned import kinship
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
+from triosim.compute.learned.convolution_features import convolution_points
+from triosim.compute.learned.gaussian_process import GaussianProcess
 from triosim.gpus import Gpu, energy
 
 CLASSES = ("<20us", "20-200us", ">200us")
@@ -50,7 +54,8 @@ class FamilyModel:
     sizes: the values of each column that were measured.
     errors: mean relative errors by kind of test ("random", "slices", "relatives", "left out"), GPU and size class.
     provenance: where the rows come from, and how they were fitted.
-    samples: the GPUs that the trees of any other saw, each once for a dtype; 0 for as many as there are rates.
+    samples: the GPUs that the fit saw, each once for a dtype; 0 for as many as there are rates.
+    process: of convolutions, what predicts the multiple on every GPU.
     """
 
     family: Family
@@ -64,6 +69,7 @@ class FamilyModel:
     errors: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     samples: int = 0
+    process: GaussianProcess | None = None
 
     def measured_gpu(self, gpu: Gpu) -> str | None:
         """Return the name of the measured GPU whose rows hold for a GPU: itself, or one with the same chip; or None."""
@@ -83,6 +89,9 @@ class FamilyModel:
 
     def seconds(self, calls: FamilyCalls, gpu: Gpu) -> Array:
         """Return the time of each call on a GPU; NaN where the model has no trees for it."""
+        if self.process is not None:
+            points, roofline = convolution_points(calls, gpu, self.measured_gpu(gpu) or "")
+            return roofline * np.exp(self.process.predict(points))
         name = self.measured_gpu(gpu) or self.relative(gpu, calls.dtype)
         rate = self._rate(gpu, name, calls.dtype)
         inputs = call_features(calls, gpu, rate)
@@ -102,8 +111,6 @@ class FamilyModel:
 
     def _rate(self, gpu: Gpu, name: str | None, dtype: str) -> float:
         """Return the FLOP/s that large calls reach on a GPU; ``name`` is the measured GPU that it is predicted as, if any."""
-        if self.family == "convolution":
-            return convolution_features.rate(gpu, dtype)
         attainable = self.attainable.rate(gpu, dtype)
         if name is None:
             return attainable
@@ -184,6 +191,7 @@ class FamilyModel:
     def about(self) -> dict[str, Any]:
         """Return everything but the trees, as a file of models keeps it in JSON."""
         trees = {"own": list(self.own), "pooled": self.pooled is not None, "other": self.other is not None}
+        trees |= {"process": True} if self.process is not None else {}
         return {
             "family": self.family, "dtype": self.dtype, "rates": self.rates, "law": asdict(self.attainable), **trees,
             "sizes": self.sizes, "errors": self.errors, "provenance": self.provenance,
@@ -191,10 +199,11 @@ class FamilyModel:
         }  # fmt: skip
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the trees as arrays."""
+        """Return the trees, or the process, as arrays."""
         parts = {f"own {name}": trees for name, trees in self.own.items()}
         parts |= {name: trees for name, trees in (("pooled", self.pooled), ("other", self.other)) if trees is not None}
-        return {key: array for name, trees in parts.items() for key, array in trees.arrays(f"{prefix}.{name}").items()}
+        found = {key: array for name, trees in parts.items() for key, array in trees.arrays(f"{prefix}.{name}").items()}
+        return found if self.process is None else found | self.process.arrays(f"{prefix}.process")
 
     @classmethod
     def from_stored(cls, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> FamilyModel:
@@ -206,4 +215,5 @@ class FamilyModel:
             other=BoostedTrees.from_arrays(arrays, f"{prefix}.other") if about["other"] else None,
             **{name: about[name] for name in ("family", "dtype", "rates", "sizes", "errors", "provenance")},
             samples=about.get("samples", 0),
+            process=GaussianProcess.from_arrays(arrays, f"{prefix}.process") if "process" in about else None,
         )

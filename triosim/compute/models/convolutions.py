@@ -1,8 +1,9 @@
-"""Times of convolutions and their gradients, by boosted trees on top of the roofline of cuDNN's algorithms.
+"""Times of convolutions and their gradients, by a Gaussian process on top of the roofline of cuDNN's algorithms.
 
-The trees are fitted to float32 convolutions of fifteen GPUs and half-precision ones of three
+It is fitted to float32 convolutions of fifteen GPUs and half-precision ones of three
 (``triosim.compute.learned.convolution_features`` says what they read). Half precision on other GPUs, bfloat16 and TF32 follow
-from the rates of the GPU's tensor cores. Convolutions in groups were not measured, and are left to other models.
+from the rates of the GPU's tensor cores. Convolutions in groups were not measured, nor on tensor cores channels last and boards
+that halve the rate: they are left to other models.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from triosim import gpus
-from triosim.compute.compute_model import Array, ComputeModel, Estimates
+from triosim.compute.attainable_rate import halves_tensor_cores
+from triosim.compute.compute_model import ComputeModel, Estimates, Mask
 from triosim.compute.families import FamilyCalls
 from triosim.compute.learned import model_files
-from triosim.compute.learned.convolution_features import arithmetic_dtype, convolution_features, rate
+from triosim.compute.learned.convolution_features import arithmetic_dtype
 from triosim.compute.learned.family_model import FamilyModel
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu
@@ -36,7 +38,7 @@ class Convolutions(ComputeModel):
 
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
-        """Return each operator's time on a GPU; NaN for what is no convolution, or one in groups."""
+        """Return each operator's time on a GPU; NaN for what was not measured, in groups or with channels last."""
         target = gpus.find(gpu)
         seen = OperatorSequence.of(operators)
         found = Estimates.unknown(len(seen), self.name)
@@ -44,12 +46,12 @@ class Convolutions(ComputeModel):
         for rows, calls in (*seen.calls, *seen.gradients):
             if calls.family != "convolution":
                 continue
-            whole = calls["groups"] == 1
-            rows, calls = rows[whole], calls.select(whole)
+            answered = (calls["groups"] == 1) & _alike(calls, target)
+            rows, calls = rows[answered], calls.select(answered)
             model, calls = _model(calls, target)
             if model is None or not len(rows):
                 continue
-            seconds = _seconds(model, calls, target)
+            seconds = model.seconds(calls, target)
             measured_format = model.dtype == calls.dtype
             other_format = 0.0 if measured_format else _OTHER_FORMAT_ERROR
             found.add(rows, seconds, model.relative_error(calls, target, seconds) + other_format)
@@ -60,17 +62,15 @@ class Convolutions(ComputeModel):
         return found
 
 
-def _seconds(model: FamilyModel, calls: FamilyCalls, gpu: Gpu) -> Array:
-    """Return the time of each call; with channels last on tensor cores, that of the roofline.
+def _alike(calls: FamilyCalls, gpu: Gpu) -> Mask:
+    """Return which calls are like measured ones: on tensor cores, with channels first, at the whole rate.
 
-    The tables' tensors have their channels first, and what trees learned of these is not so of the others: with it, training
-    steps of eight networks on an RTX 3090 came out 15 to 50% too slow, without it 1 to 27%.
+    Boards that halve their tensor cores, and channels last, are better known from steps on an RTX 3090, to which the roofline's
+    efficiencies are fitted.
     """
-    found = model.seconds(calls, gpu)
     if calls.kinds is None or arithmetic_dtype(calls.dtype, gpu) == "float32":
-        return found
-    _, roofline = convolution_features(calls, gpu, rate(gpu, calls.dtype))
-    return np.where(np.char.endswith(calls.kinds, CHANNELS_LAST), roofline, found)
+        return np.ones(len(calls), dtype=bool)
+    return ~np.char.endswith(calls.kinds, CHANNELS_LAST) & (not halves_tensor_cores(gpu, calls.dtype))
 
 
 def _model(calls: FamilyCalls, gpu: Gpu) -> tuple[FamilyModel | None, FamilyCalls]:

@@ -40,7 +40,7 @@ class VGG:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the images' classes."""
-        found, labels = image_inputs(tape, batch, self.image)
+        found, labels = image_inputs(tape, batch, self.image, channels_last=choices.channels_last())
         number = 0
         for width, count in zip(_VGG_WIDTHS, self.convolutions, strict=True):
             for _ in range(count):
@@ -78,7 +78,7 @@ class ResNet:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the images' classes."""
-        found, labels = image_inputs(tape, batch, self.image)
+        found, labels = image_inputs(tape, batch, self.image, channels_last=choices.channels_last())
         found = module("conv1", convolution, found, 64, 7, stride=2, padding=3)
         found = module("bn1", batch_norm, found)
         found = module("relu", relu_in_place, found)
@@ -129,7 +129,7 @@ class DenseNet:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the images' classes."""
-        found, labels = image_inputs(tape, batch, self.image)
+        found, labels = image_inputs(tape, batch, self.image, channels_last=choices.channels_last())
         with tape.at("features"):
             found = module("conv0", convolution, found, self.first, 7, stride=2, padding=3)
             found = _active(found, "norm0", "relu0")

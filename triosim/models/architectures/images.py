@@ -8,8 +8,9 @@ from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import cat, expand, transpose, view
 
 
-def image_inputs(tape: Tape, batch: int, image: int) -> tuple[Value, Value]:
-    """Return square images and their classes."""
+def image_inputs(tape: Tape, batch: int, image: int, *, channels_last: bool = False) -> tuple[Value, Value]:
+    """Return square images and their classes; ``channels_last`` is the memory format of all images from here on."""
+    tape.channels_last = channels_last
     images = tape.new((batch, 3, image, image), tape.dtype, category="input")
     return images, tape.new((batch,), "int64", category="input")
 

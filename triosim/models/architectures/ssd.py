@@ -35,7 +35,7 @@ class SSD(ResNet):
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of classes and offsets of all boxes."""
-        found, _ = image_inputs(tape, batch, self.image)
+        found, _ = image_inputs(tape, batch, self.image, channels_last=choices.channels_last())
         maps = [module("feature_extractor", self._features, found)]
         for number, (inner, outer, stride, padding) in enumerate(_ADDED):
             with tape.at(f"additional_blocks.{number}"):

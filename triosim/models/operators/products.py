@@ -157,6 +157,8 @@ def convolution(
         "output_padding": [0, 0],
         "groups": groups,
     }
+    if tape.channels_last or strides is not None:
+        attributes["channels_last"] = True
     tape.record("convolution", given, (out,), **attributes)
 
     def backward(g: Value) -> list[Value | None]:

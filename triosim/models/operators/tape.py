@@ -93,7 +93,8 @@ class _Recorded:
 @dataclass(slots=True)
 class Tape:
     """The operators recorded so far. ``dtype`` is that of parameters; ``autocast`` that of products, if it differs;
-    ``products`` says in which format linear layers multiply; ``keeps_narrow`` that the optimizer writes their weights in it.
+    ``products`` says in which format linear layers multiply; ``keeps_narrow`` that the optimizer writes their weights in it;
+    ``channels_last`` that convolutions find images with their channels last.
 
     ``categories`` and ``owners`` give, by storage, its category and the parameter whose gradient or state it is.
     """
@@ -102,6 +103,7 @@ class Tape:
     autocast: str | None = None
     products: ProductKind = "plain"
     keeps_narrow: bool = False
+    channels_last: bool = False
     operators: list[_Recorded] = field(default_factory=list)
     parameters: dict[str, Value] = field(default_factory=dict)
     copies: dict[int, Value] = field(default_factory=dict)
