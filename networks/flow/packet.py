@@ -307,7 +307,7 @@ class PacketNetwork(
             self._sharing_again = True
             call_at(self.env, self.env.now, self._share, AFTER_ALL)
 
-    def _share(self, _: simpy.Event) -> None:
+    def _share(self, _: simpy.Event | None = None) -> None:
         self._sharing_again = False
         finish = self._sharing.finish
         for slot in self._sharing.settle(self.env.now):
@@ -358,13 +358,18 @@ class PacketNetwork(
                 ended.append(flow)
                 if self.record:
                     self._touched.update(dict.fromkeys(flow.path.limits))
-        self._share_later()
-        if not self._sharing_again:
-            self._set_timer()
         if not self._flowing and self._superseded:
             self._forget_superseded()
         for flow in ended:
             self._deliver(flow, now)
+        if self._sharing_again:
+            return
+        if not (self._sharing.changed or self._touched):
+            self._set_timer()
+        elif self.env.peek() > now:
+            self._share()  # nothing else happens at this instant
+        else:
+            self._share_later()
 
     def _deliver(self, flow: _Flow, now: float) -> None:
         path = flow.path

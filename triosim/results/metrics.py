@@ -154,13 +154,14 @@ def hardware_flops(operators: OperatorColumns) -> float:
     of_tensors: dict[tuple[int, int, int], float] = {}
     for one in operators.classes:
         forwards = {operator.id: operator for operator in one.operators if operator.phase == "forward"}
-        for operator in one.operators:
-            if id(operator) not in known:
-                key = operator.id, id(operator.inputs), id(operator.outputs)
-                if key not in of_tensors:
-                    of = forwards.get(operator.forward) if operator.forward is not None else None
-                    of_tensors[key] = counted(operator, of)
-                known[id(operator)] = of_tensors[key]
+        every = {id(operator): operator for operator in one.operators}
+        for number in every.keys() - known.keys():
+            operator = every[number]
+            key = operator.id, id(operator.inputs), id(operator.outputs)
+            if key not in of_tensors:
+                of = forwards.get(operator.forward) if operator.forward is not None else None
+                of_tensors[key] = counted(operator, of)
+            known[number] = of_tensors[key]
         flops = np.array([known[id(operator)] for operator in one.operators], np.float64) * one.runs * len(one.ranks)
         total = added(flops, total)
     return total
