@@ -6,8 +6,8 @@
 ``energy`` is that of a FLOP of an architecture (``triosim.gpus.energy.HALF``), ``launch`` what an operator's launch costs the
 host in a software stack (``triosim/config/stacks.json``). Rows are predicted by their plain commands, in processes that take
 another value. Between these the logarithm of a step's time is a straight line in that of the constant. Sources count alike,
-however many rows they have: those of an energy are tables, those of a launch model sizes of a table. ROWS are those of each
-table, evenly spaced (12). Rows that change by less than 2% over all values say nothing of it.
+however many rows they have: those of an energy are tables, those of a launch model sizes and GPUs of a table. ROWS are those
+of each table, evenly spaced (12). Rows that change by less than 2% over all values say nothing of it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from validation.steps.command import Command
 from validation.steps.errors import spaced
 from validation.steps.rows import Format, Row
 
+#: Models with more features than this, or several samples in a micro-batch, have long kernels, which say nothing of launches.
+_MOST_FEATURES = 2048
 #: The least that the largest value changes a row by, over the smallest.
 _LEAST_CHANGE = 0.02
 
@@ -75,7 +77,7 @@ def launch_of(stack: str) -> Constant:
         "eager": ("timm",),
         "compiled": ("torchtitan", "published"),
         "megatron": ("automodel", "megatron-bridge", "megatron-lm"),
-        "te-fp8": ("nemo", "megatron-bridge", "megatron-lm", "published"),
+        "te-fp8": ("megatron-bridge",),
         "deepspeed": ("megatron-one-node", "bigscience"),
     }[stack]
 
@@ -85,7 +87,7 @@ def launch_of(stack: str) -> Constant:
         known[stack] = replace(one, **changed)
 
     def chosen(kind: Format, row: Row) -> bool:
-        return row.quantity in ("step time", "training step") and _stack_of(kind, row) == stack
+        return row.quantity in ("step time", "training step") and _stack_of(kind, row) == stack and _is_small(kind, row)
 
     factors = (0.25, 0.5, 1.0, 2.0, 4.0)
     return Constant(STACKS[stack].launch_seconds * 1e6, "us", tables, factors, multiply, _model_of_table, chosen)
@@ -95,7 +97,17 @@ KINDS: dict[str, Callable[[str], Constant]] = {"energy": energy_of, "launch": la
 
 
 def _model_of_table(table: str, row: Row) -> str:
-    return f"{table} {row.model}"
+    return f"{table} {row.model} {row.gpu}"
+
+
+def _is_small(kind: Format, row: Row) -> bool:
+    """Whether a row's kernels may be shorter than their launches; of an image model nothing is known."""
+    command = kind.command(row)
+    if not isinstance(command, Command):
+        return True
+    said = command.arguments
+    single = said[said.index("--micro-batch-size") + 1] == "1"
+    return single and getattr(find_model(said[0]), "hidden", 0) <= _MOST_FEATURES
 
 
 def _stack_of(kind: Format, row: Row) -> str:
