@@ -8,7 +8,7 @@ import pytest
 import simpy
 import traces
 
-from triosim import simulate
+from triosim import Result, simulate
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.networks.base import Network
 from triosim.results.values import ResultData
@@ -31,8 +31,12 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(fold: bool | None, parallel: str, system: str, micro_batches: int, **options: Any) -> ResultData:
+    return simulated(fold, parallel, system, micro_batches, **options).data
+
+
+def simulated(fold: bool | None, parallel: str, system: str, micro_batches: int, **options: Any) -> Result:
     found = {"topology": system, "compute_model": "linear", "tp_style": "megatron", **options}
-    return simulate(GPT, parallel, fold=fold, micro_batches=micro_batches, **found).data
+    return simulate(GPT, parallel, fold=fold, micro_batches=micro_batches, **found)
 
 
 def figures(data: ResultData) -> dict[str, Any]:
@@ -83,6 +87,27 @@ def test_a_host_that_is_slower_than_its_gpu_uses_up_what_it_is_ahead(lowered):
     found = run(True, "pp=4", "dgx-h100", 256, **options)
     assert min(lowered) < 256
     same(found, run(False, "pp=4", "dgx-h100", 256, **options))
+
+
+class Alternating(Network):
+    """A network of which two transfers, those of one micro-batch, take twice as long as the two before."""
+
+    def __init__(self, env: simpy.Environment, topology: Any) -> None:
+        super().__init__(env, topology)
+        self._sent = 0
+
+    def transfer(self, source: Any, destination: Any, nbytes: float) -> simpy.Event:
+        self._sent += 1
+        return self.env.timeout(1e-3 * (1 + self._sent // 2 % 2))
+
+
+@pytest.mark.parametrize("micro_batches", [63, 64])
+def test_every_second_micro_batch_may_be_alike(micro_batches):
+    options = {"network": Alternating, "schedule": "1f1b", "batch_size": micro_batches}
+    found = simulated(True, "pp=2", "dgx-a100(gpus=8)", micro_batches, **options)
+    assert found.recording is not None
+    assert found.recording.is_stretched
+    same(found.data, run(False, "pp=2", "dgx-a100(gpus=8)", micro_batches, **options))
 
 
 class Tiring(Network):
