@@ -71,6 +71,8 @@ def test_a_command_without_a_subject_says_so(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "run.yaml").write_text("gpus: 2\n")
     assert run(["simulate", "--config", str(tmp_path / "run.yaml")]) == 2
     assert lines(capsys)[1] == "triosim: error: Missing argument 'TRACE'; see 'triosim simulate --help'"
+    assert run(["calibrate", "missing"]) == 2
+    assert lines(capsys)[1] == "triosim: error: Missing argument 'TRACE'; see 'triosim calibrate missing --help'"
 
 
 def test_a_model_is_described_for_the_samples_of_a_micro_batch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,16 +108,18 @@ def named_reports(written: Iterable[str] | None) -> Iterator[tuple[str, str]]:
         yield report, path
 
 
-def configured(command: Command, trace: str | None, given: Mapping[str, Any], own: Sequence[Option]) -> ConfiguredRun:
+def configured(
+    command: Command, trace: str | None, given: Mapping[str, Any], own: Sequence[Option], *, shown: str | None = None
+) -> ConfiguredRun:
     """Return the run that a command line and its ``--config`` ask for; ``own`` are options that are not of the run.
 
-    Raises ``OptionError`` for what cannot be.
+    ``shown`` is the name of a command that takes the options of another. Raises ``OptionError`` for what cannot be.
     """
     path = given["config"]
     file = ConfigFile() if path is None else read_config(path)
     subject = trace if trace is not None else file.trace
     if subject is None:
-        raise OptionError("Missing argument 'TRACE'", fix=f"see 'triosim {command} --help'")
+        raise OptionError("Missing argument 'TRACE'", fix=f"see 'triosim {shown or command} --help'")
     options = _of_command(command, file.options, path)
     said = merged(options, chosen(own, given))
     return ConfiguredRun(subject, RunConfig.of(**said), said, path, given["save_config"])

@@ -45,7 +45,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     [cyan]triosim calibrate missing llama3-8b -p fsdp -n 8 --gpu H100 -o plan.csv[/]
     [cyan]triosim calibrate measure --plan plan.csv -o measured.csv.gz[/]
     """
-    run = configured("simulate", trace, given, OPTIONS)
+    run = configured("simulate", trace, given, OPTIONS, shown="calibrate missing")
     run.check_outputs(given["output"])
     with Progress(shown=not given["quiet"]) as progress:
         result = simulation.simulate_config(run.subject, run.config, progress=progress)
