@@ -67,6 +67,13 @@ def test_an_image_classifier_learns_a_step(
     assert capsys.readouterr().out == "step 0: done\n"
 
 
+def test_a_small_network_of_pytorch_alone_learns_a_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "convnet.py", "--batch-size", "2", "--image-size", "16", "--steps", "1")
+    assert capsys.readouterr().out == "step 0: done\n"
+
+
 @pytest.mark.parametrize("model", ["gpt2", "bert", "t5", "llama-1b"])
 def test_a_language_model_learns_a_step(
     model: str, torchvision: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
