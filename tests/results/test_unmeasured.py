@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from triosim.compute.fit import operator_table
 from triosim.results.unmeasured import as_plan, unmeasured
 from triosim.trace import Operator, Tensor
 
@@ -39,3 +43,15 @@ def test_a_norm_is_measured_backward_by_differentiating_it() -> None:
     ]  # the gradient, and what the norm read
     assert len({row.call for row in rows}) == 2
     assert all(row.operator.seconds == 0.0 for row in rows)
+
+
+def test_a_plan_holds_what_its_table_can(tmp_path: Path) -> None:
+    """A kernel may have an output without elements, and an optimizer a parameter of which this rank has no share."""
+    empty = Tensor(4, (0,))
+    kernel = replace(PRODUCT, outputs=(OUT, empty))
+    other = replace(PRODUCT, id=9, inputs=(empty, WEIGHT))
+    rows = as_plan(unmeasured([([0], [((kernel, other), 1)])], 1), "H100-SXM")
+    operator_table.write(rows, tmp_path / "plan.csv")
+    (read,) = operator_table.read(tmp_path / "plan.csv", timed=False)
+    assert [tensor.shape for tensor in read.operator.outputs] == [OUT.shape]
+    assert read.call == rows[0].call

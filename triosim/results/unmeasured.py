@@ -58,13 +58,15 @@ def as_plan(rows: Sequence[UnmeasuredOperator], gpu: str) -> list[MeasuredOperat
     """Return what ``triosim calibrate measure --plan`` is to measure on a GPU.
 
     Of nodes of the autograd graph, and of the backward passes of attention and norms, it runs the forward operator and
-    differentiates that.
+    differentiates that. A table has no tensors without elements: outputs are left out, and operators that read one.
     """
-    return [_planned(row, gpu) for row in rows]
+    planned = (_planned(row, gpu) for row in rows)
+    return [one for one in planned if all(tensor.numel for tensor in one.operator.inputs)]
 
 
 def _planned(row: UnmeasuredOperator, gpu: str) -> MeasuredOperator:
-    one, forward, call = replace(row.operator, seconds=0.0), row.forward, call_of(row.operator)
+    outputs = tuple(tensor for tensor in row.operator.outputs if tensor.numel)
+    one, forward, call = replace(row.operator, seconds=0.0, outputs=outputs), row.forward, call_of(row.operator)
     bare = features.base_name(one.name)
     differentiated = features.is_autograd_node(bare) or kind_of(bare) in ("attention", "norm")
     if forward is None or one.phase != "backward" or not differentiated:
