@@ -76,6 +76,19 @@ def test_the_result_names_the_stack() -> None:
     assert result.inputs["trace"]["stack"] == "compiled"
 
 
+@pytest.mark.parametrize(
+    ("gpu", "choice", "said"),
+    [
+        ("A100", {"stack": "te-fp8"}, "stack: A100-SXM-80GB has no tensor cores for fp8-delayed"),
+        ("H100", {"products": "nvfp4"}, "products: H100-SXM has no tensor cores for nvfp4"),
+        ("V100", {"products": "tf32", "dtype": "float32"}, "products: V100-SXM2-16GB has no tensor cores for tf32"),
+    ],
+)
+def test_a_gpu_that_lacks_a_format_computes_no_products_in_it(gpu: str, choice: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        triosim.describe("llama3-8b", layers=1, gpu=gpu, **choice)
+
+
 def test_fp8_is_refused_of_a_model_without_linear_layers_for_it() -> None:
     with pytest.raises(OptionError, match="stack: resnet18 has no linear layer"):
         triosim.describe("resnet18", stack="te-fp8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from triosim.models.operators.optimizers import OPTIMIZERS
 from triosim.models.operators.tape import Tape
 from triosim.models.step_choices import ChoiceReader, StepChoices
 from triosim.trace import Trace
+
+#: The number formats of products other than fp8's.
+_FORMATS: Mapping[str, str] = {"tf32": "tf32", "nvfp4": "float4_e2m1fn_x2"}
 
 
 def describe(
@@ -70,15 +74,18 @@ def described(
     sizes = find_model(model)
     if choices.layers is not None:
         sizes = with_layers(sizes, choices.layers)
-    target = gpus.find(gpu).name
     with without_collecting():
-        trace = _recorded(sizes, choices, target)
+        trace = _recorded(sizes, choices, gpus.find(gpu))
         return with_predicted_times(trace, compute_model)
 
 
-def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
+def _recorded(model: Model, choices: StepChoices, gpu: gpus.Gpu) -> Trace:
     """Return the operators of a model's step, without times."""
     stack = choices.on(usual_stack(model) if choices.stack is None else STACKS[choices.stack])
+    named = "products" if choices.products else "stack"
+    if stack.products != "plain" and _FORMATS.get(stack.products, "float8_e4m3fn") not in gpu.flops:
+        fix = "leave it out, or predict a GPU that has them"
+        raise OptionError(f"{gpu.name} has no tensor cores for {stack.products}", where=named, fix=fix)
     autocast = choices.dtype if choices.precision == "mixed" else None
     kept = stack.optimizer == "master-adamw"  # whose fp32 copies need no others
     tape = Tape(choices.parameter_dtype, autocast, products=stack.products, keeps_narrow=kept)
@@ -87,15 +94,13 @@ def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
     reader.check_read(model.name)
     if recipe_of(stack.products) and not tape.narrow:
         raise OptionError(
-            f"{model.name} has no linear layer that {stack.products} can compute",
-            where="products" if choices.products else "stack",
-            fix="leave it out",
+            f"{model.name} has no linear layer that {stack.products} can compute", where=named, fix="leave it out"
         )
     tape.backward(loss, add, sum_to)
     OPTIMIZERS[stack.optimizer](tape)
     layout = ", channels last" if tape.channels_last else ""
     software = {"described": f"{choices.dtype}, {choices.precision}{layout}, {stack.summary()}", "stack": stack.name}
-    trace = tape.trace(batch_size=choices.batch, model=model.name, gpu=gpu, software=software)
+    trace = tape.trace(batch_size=choices.batch, model=model.name, gpu=gpu.name, software=software)
     return compilation.compiled(trace) if stack.kernels == "compiled" else trace
 
 
