@@ -84,6 +84,12 @@ def test_what_is_measured_is_certain() -> None:
     assert interval(2.0, ()) is None
 
 
+def test_a_model_whose_times_another_scaled_is_named_once() -> None:
+    work = [operator(1, "mm", 3.0, "forest", 0.1), operator(2, "bmm", 4.0, "forest, linear", 0.1)]
+    (one,) = parts(work, 7.0)
+    assert (one.source, one.error_s) == ("operators predicted by forest", pytest.approx(0.5))
+
+
 class Doubtful(ErrorEstimator):
     """A network whose all-reduces are 20% off, and nothing else."""
 

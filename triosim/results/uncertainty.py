@@ -90,12 +90,9 @@ def doubts(times: StepTimes, trace: Trace, communication_error: float, waits: Wa
     ``communication_error`` is how many seconds of exposed communication are expected to be off. What a step of measured
     operators waits for launches, and what its machine and its framework do beside them, is in its trace.
     """
-    by_model = _of_operators(times, waits.launches_s)
-    if not (by_model or communication_error):
-        return ()
     unmeasured = _unmeasured(trace)
     errors = {
-        **by_model,
+        **_of_operators(times, waits.launches_s),
         _NETWORK: communication_error,
         _LAUNCHES: unmeasured * LAUNCH_ERROR * waits.launches_s,
         _BESIDE: SLOWDOWN_ERROR * waits.slowed_s,
@@ -120,12 +117,10 @@ def _of_operators(times: StepTimes, launch_wait: float) -> dict[str, float]:
         part = max(0.0, step - on_wire - launch_wait) / compute if compute else 0.0
         if part * math.hypot(*deviations.values()) > widest:
             widest = part * math.hypot(*deviations.values())
-            models = dict.fromkeys(model for model, *_ in deviations)
-            found = {
-                f"operators predicted by {model}": part
-                * math.hypot(*(v for key, v in deviations.items() if key[0] == model))
-                for model in models
-            }
+            by_model: dict[str, list[float]] = {}
+            for (model, *_), deviation in deviations.items():  # a model that others scale is named first
+                by_model.setdefault(str(model).partition(",")[0], []).append(deviation)
+            found = {f"operators predicted by {model}": part * math.hypot(*some) for model, some in by_model.items()}
     return found
 
 
