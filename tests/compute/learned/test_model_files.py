@@ -236,3 +236,17 @@ def test_a_few_rows_are_not_fitted_as_what_ships_was(tmp_path: Path, capsys: pyt
         in capsys.readouterr().err
     )
     assert not (tmp_path / "models").exists()
+
+
+def test_a_measured_call_is_found_whatever_the_regression_that_would_predict_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum in a product's backward pass counts with products; where it was measured by itself, it stands alone."""
+    data, out = Tensor(1, (8, 64)), Tensor(2, (1, 64))
+    alone = Operator(1, "aten::sum", "backward", "", (data,), (out,), 7e-5, attributes={"dim": [0]})
+    model_files.save([], tmp_path / "own.npz", kind_fitting.fit(operator_rows.of_trace(Trace((alone,), 8, gpu="H100"))))
+    monkeypatch.setenv(model_files.ENVIRONMENT, str(tmp_path / "own.npz"))
+    weight, made = Tensor(3, (64, 64)), Tensor(4, (8, 64))
+    forward = Operator(2, "aten::addmm", "forward", "", (data, weight), (made,), 0.0)
+    found = Calibrated().estimate([forward, replace(alone, id=3, forward=2, seconds=0.0)], "H100")
+    assert found.seconds[1] == pytest.approx(7e-5)

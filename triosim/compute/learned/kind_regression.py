@@ -109,15 +109,6 @@ class KindRegression:
     trees: BoostedTrees | None = None
     measured: Mapping[str, float] = field(default_factory=dict)
 
-    def estimate(self, known: KindFeatures, rows: Rows) -> tuple[Array, Array]:
-        """Return the times of the operators in some rows, measured where they were, and their expected relative errors."""
-        seconds, errors = self.seconds(known, rows), self.relative_error(known, rows)
-        if not self.measured:
-            return seconds, errors
-        measured = np.array([self.measured.get(known.calls[row], np.nan) for row in rows])
-        unknown = np.isnan(measured)
-        return np.where(unknown, seconds, measured), np.where(unknown, errors, MEASURED_ERROR)
-
     def seconds(self, known: KindFeatures, rows: Rows) -> Array:
         """Return the predicted times of the operators in some rows; NaN where a shipped model's is needed and missing."""
         if self.trees is not None:

@@ -119,9 +119,9 @@ def knows(gpu: str) -> bool:
     return gpu in fitted or any(gpu in model.rates for model in models)
 
 
-def measured_calls(gpu: str) -> set[str]:
-    """Return the calls that the user measured on a GPU (a name of the catalogue)."""
-    return {call for one in regressions(gpu).values() for call in one.measured}
+def measured_calls(gpu: str) -> Mapping[str, float]:
+    """Return the times of the calls that the user measured on a GPU, by ``call_of``."""
+    return _measured_calls(own_files(), gpu)
 
 
 def fitted_files(families: Collection[tuple[str, str]]) -> tuple[set[str], set[str]]:
@@ -195,6 +195,12 @@ def _loaded(files: _Files) -> tuple[tuple[FamilyModel, ...], dict[str, dict[Oper
         for one in several:
             found.setdefault(one.gpu, {})[one.key] = one
     return tuple(model for models, _ in loaded for model in models), found
+
+
+@cache
+def _measured_calls(files: _Files, gpu: str) -> dict[str, float]:
+    of_gpu = _loaded(files)[1].get(gpu, {})
+    return {call: seconds for one in of_gpu.values() for call, seconds in one.measured.items()}
 
 
 def _write_npz(content: io.BytesIO, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
