@@ -140,10 +140,9 @@ class GpuSpeed:
     ``running`` are the computations that run on the GPU at any time.
     """
 
-    __slots__ = ("_fault", "_transfers", "_watch", "env", "factor", "rank", "running")
+    __slots__ = ("_fault", "_transfers", "_watch", "factor", "rank", "running")
 
-    def __init__(self, env: simpy.Environment, rank: int, watch: SpeedWatch) -> None:
-        self.env = env
+    def __init__(self, rank: int, watch: SpeedWatch) -> None:
         self.running = watch.running(rank)
         self.rank = rank
         self.factor = 1.0
@@ -211,7 +210,7 @@ class GpuSpeeds:
     def of(self, rank: int) -> GpuSpeed:
         """Return the speed of a rank's GPU."""
         if rank not in self._speeds:
-            self._speeds[rank] = GpuSpeed(self._env, rank, self._watch)
+            self._speeds[rank] = GpuSpeed(rank, self._watch)
         return self._speeds[rank]
 
     def started_transfer(

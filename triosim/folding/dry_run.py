@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triosim.errors import AsymmetryError
-from triosim.garbage_collector import without_collecting
 from triosim.tasks import (
     Batch,
     Collective,
@@ -124,7 +123,6 @@ class _UnknownAnswer:
         raise AsymmetryError(f"the tasks of a rank depend on '{name}' of an answer that only the run gives")
 
 
-@without_collecting()
 def dry_run(streams: Mapping[int, TaskStream]) -> DryRun:
     """Return what ranks send in their first iteration; their streams are used up.
 

@@ -9,7 +9,6 @@ from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import dry_run
 from triosim.folding.folded_network import FoldedNetwork
-from triosim.garbage_collector import without_collecting
 from triosim.networks.base import Network
 from triosim.tasks import TaskStream
 
@@ -22,7 +21,6 @@ def should_fold(asked: bool | None, world: int) -> bool:
     return world >= FOLDED_RANKS if asked is None else asked
 
 
-@without_collecting()
 def run_folded(
     symmetry: Symmetry,
     tasks: Callable[[int], TaskStream],

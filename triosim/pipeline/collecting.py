@@ -12,7 +12,6 @@ from triosim.config import COMMON, RunConfig
 from triosim.config.file import SUBJECT, absolute, as_json
 from triosim.config.run_config import option_named
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
-from triosim.garbage_collector import without_collecting
 from triosim.networks.topology import Topology
 from triosim.pipeline.planning import PlannedRun
 from triosim.pipeline.reading import Subject, files_of
@@ -22,7 +21,6 @@ from triosim.results.finished_run import FinishedRun, MetricOptions
 from triosim.results.result import Result
 
 
-@without_collecting()
 def collect(execution: Execution, planned: PlannedRun, config: RunConfig) -> Result:
     """Return the result of a run. Raises ``SimulationError`` where nothing was computed."""
     subject, network = planned.priced.subject, execution.network
