@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from validation.report import DataAbsent, Row, relative
 
+#: Minutes, with PyTorch: ``python -m validation`` runs this only where it is asked for.
+TAKES_LONG = True
+
 #: How many captures of each model, and in each how many steps with and without the profiler.
 CAPTURES, STEPS = 3, 7
 

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 from validation.report import DataAbsent, Row, relative
 
+#: Minutes, with PyTorch: ``python -m validation`` runs this only where it is asked for.
+TAKES_LONG = True
+
 WORLD, LENGTH = 64, 8192
 
 

@@ -27,6 +27,9 @@ from triosim.compute.models import elementwise
 from triosim.compute.models.elementwise import memory_seconds
 from validation.report import Row, data
 
+#: Some minutes: ``python -m validation`` runs this only where it is asked for.
+TAKES_LONG = True
+
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 

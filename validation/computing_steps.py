@@ -14,6 +14,9 @@ from triosim.capture.many_ranks import capture_ranks
 from validation.report import DataAbsent, Row, relative
 from validation.sharded_memory import CASES, SCRIPT, Case, arguments_of
 
+#: Minutes, with PyTorch: ``python -m validation`` runs this only where it is asked for.
+TAKES_LONG = True
+
 #: Milliseconds of a step by its sequence length.
 MEASURED = {64: 917.4, 256: 1116.8, 1024: 2498.3, 4096: 4548.5, 8192: 8861.1}
 

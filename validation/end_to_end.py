@@ -27,45 +27,33 @@ from triosim.errors import OptionError, TriosimError
 from triosim.output_files import check_outputs
 from triosim.reports.pictures.plot import check_plot
 from validation.report import DataAbsent
-from validation.report import Row as Claim
 from validation.steps import formats, picture, printed
-from validation.steps.errors import GroupSummary, Predicted, Refused, Summary, group_of, groups, spaced, summaries
-from validation.steps.rows import Format, Prediction, Row
-
-#: How many measured steps may lie outside their 90% interval, and how wide it may be to either side.
-OUTSIDE, HALF_WIDTH = 0.15, 0.20
+from validation.steps.errors import GroupSummary, Predicted, Refused, Summary, group_of, groups, summaries
+from validation.steps.rows import Format, Prediction, Row, spaced
+from validation.steps.sources import Source, sources
 
 Table = tuple[Format, str, list[Row]]
 
 
-def rows() -> list[Claim]:
-    """Of rows evenly spaced over each table: the mean error, how many intervals hold, and how wide they are.
+def judged(*, whole: bool, jobs: int) -> tuple[list[Source], list[Predicted], list[Refused]]:
+    """Predict a fixed sample of each table, or the whole tables; return the sources, their rows, and what was refused.
 
-    A row of the table that is refused counts as 100%, except those that are out of scope.
+    Raises ``DataAbsent`` without any table.
     """
     refused: list[Refused] = []
     every = list(formats.shared(refuse=lambda *broken: refused.append(Refused(*broken))))
     if not every:
-        raise DataAbsent("end_to_end is not there (set TRIOSIM_DATA)")
-    quick = [(kind, name, [row for row in found if kind.is_quick(row)]) for kind, name, found in every]
-    tables = [(kind, name, spaced(found, kind.sample)) for kind, name, found in quick]
-    found = list(predicted(tables, jobs=2))
-    lost = Counter(one.table for one in refused if not one.out_of_scope)
-    readable = {name: len(rows) for _, name, rows in every}
-    return [
-        claim
-        for one in summaries([one for one in found if isinstance(one, Predicted)])
-        for claim in _claims(one, lost[one.table] / (lost[one.table] + readable[one.table]))
-    ]
-
-
-def _claims(one: Summary, refused: float) -> Iterator[Claim]:
-    """Yield what is claimed of a table, of which a share is ``refused``."""
-    what = f"{one.quantity}: {one.table}"
-    yield Claim(f"{what}, mean error", one.published, one.rows, one.mean * (1 - refused) + refused, one.asked)
-    if one.covered is not None and one.half_width is not None:
-        yield Claim(f"{what}, outside their 90% interval", "", one.rows, 1 - one.covered, OUTSIDE)
-        yield Claim(f"{what}, half-width of intervals, median", "", one.rows, one.half_width, HALF_WIDTH)
+        raise DataAbsent("no table of steps is there (set TRIOSIM_DATA)")
+    readable = Counter({name: len(found) for _, name, found in every})
+    if not whole:
+        every = [(kind, name, kind.sampled(found)) for kind, name, found in every]
+    found: list[Predicted] = []
+    for one in predicted(every, jobs):
+        if isinstance(one, Predicted):
+            found.append(one)
+        else:
+            refused.append(one)
+    return sources(found, readable, refused), found, refused
 
 
 def predicted(
@@ -85,7 +73,7 @@ def _predicted(asked: tuple[str, str, Row, Prediction | None]) -> Predicted | Re
     kind, name, row, known = asked
     try:
         said = formats.named(kind).predicted(row) if known is None else known
-        return Predicted(kind, name, row, said.value, said.low, said.high)
+        return Predicted(kind, name, row, said.value, said.low, said.high, said.doubts)
     except TriosimError as error:
         refusal = type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix)
     except Exception as error:  # a mistake of ours in one row ends no table
@@ -109,7 +97,7 @@ def main(given: Sequence[str] | None = None) -> int:
             print_summaries(summaries(found), refused)
             print_groups(groups(found, refused))
         elif options.format == "json":
-            print(json.dumps(_plain(found, refused), indent=2))
+            print(json.dumps(plain(found, refused), indent=2))
         if options.plot and found:
             picture.scatter(found, options.plot)
     except TriosimError as error:
@@ -229,13 +217,14 @@ def print_groups(found: Sequence[GroupSummary]) -> None:
         )
 
 
-def _plain(found: Sequence[Predicted], refused: Sequence[Refused]) -> dict[str, object]:
+def plain(found: Sequence[Predicted], refused: Sequence[Refused]) -> dict[str, object]:
     return {
         "rows": [
             {
                 **{"table": one.table, "row": one.row.label, "model": one.row.model, "quantity": one.row.quantity},
                 **{"unit": one.row.unit, "measured": one.row.measured, "predicted": one.value, "error": one.error},
                 **{"line": one.row.line, "group": one.group, "low": one.low, "high": one.high},
+                "doubts": dict(one.doubts),
                 "command": _command(one),
             }
             for one in found

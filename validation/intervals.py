@@ -32,6 +32,9 @@ from triosim.trace import Operator, Tensor, Trace
 from validation.compute import read
 from validation.report import Row
 
+#: Three minutes: ``python -m validation`` runs this only where it is asked for.
+TAKES_LONG = True
+
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 

@@ -24,6 +24,9 @@ from typing import Any
 from triosim.memory import MemoryReport, analyse
 from validation.report import DataAbsent, Row, relative
 
+#: Minutes, with PyTorch: ``python -m validation`` runs this only where it is asked for.
+TAKES_LONG = True
+
 GIB = 2**30
 
 #: The largest error that is claimed for a model without checkpointing.

@@ -28,6 +28,9 @@ from typing import Any, NamedTuple
 
 from validation.report import DataAbsent, Row, relative
 
+#: Minutes, as root: ``python -m validation`` runs this only where it is asked for.
+TAKES_LONG = True
+
 RATES = ("1gbit", "200mbit")
 #: What is said to hold for sleeping computation; of real computation on shared cores nothing is said.
 CLAIM = 0.05

@@ -25,6 +25,9 @@ from statistics import fmean
 from triosim.memory import analyse
 from validation.report import DataAbsent, Row, relative
 
+#: An hour, with PyTorch: ``python -m validation`` runs this only where it is asked for.
+TAKES_LONG = True
+
 GIB = 2**30
 SCRIPT = Path(__file__).parent / "scripts" / "torchtitan_llama.py"
 

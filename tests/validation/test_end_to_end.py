@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ import pytest
 from triosim.errors import OptionError, OutputError, TraceError
 from validation import end_to_end
 from validation.steps import formats, megatron, picture
-from validation.steps.errors import Predicted, spaced, summaries
-from validation.steps.rows import Row
+from validation.steps.command import OutOfScope
+from validation.steps.errors import Predicted, Refused, summaries
+from validation.steps.rows import Row, spaced
+from validation.steps.sources import sources, worst
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_NODE = (
@@ -198,3 +201,23 @@ def test_a_mistake_of_the_simulator_in_one_row_ends_no_table(table, capsys, monk
     monkeypatch.setattr(megatron.OneNode, "predicted", broken)
     assert end_to_end.main(["--table", str(table("1,2,1,256,4,2,128,1,1,1,10"))]) == 2
     assert "ZeroDivisionError: nobody" in capsys.readouterr().err
+
+
+def test_a_source_counts_each_refused_row_of_its_table_as_all_wrong():
+    """Two of nine readable rows, off by 10 and 20%, and one refused of ten: (9 * 15% + 100%) / 10."""
+    kind = megatron.OneNode.name
+    found = [Predicted(kind, "t", Row("a", "m", 1.0, "s", None), value, 0.9, 1.5) for value in (1.1, 1.2)]
+    refused = [Refused("t", OptionError("no")), Refused("t", OutOfScope("LoRA")), Refused("u", OptionError("no"))]
+    (one,) = sources(found, Counter(t=9), refused)
+    assert one.error == pytest.approx(0.235)
+    assert one.cells == ("t", "2 of 9", "1", "23.5%", "5%", "+15.0%", "100%", "26%")
+    assert not one.holds
+    assert [row.value for row in worst(found, 1)] == [1.2]
+
+
+def test_the_sample_of_a_table_is_quick_and_evenly_spaced(monkeypatch):
+    kind = megatron.OneNode()
+    monkeypatch.setattr(megatron.OneNode, "sample", 3)
+    monkeypatch.setattr(megatron.OneNode, "is_quick", lambda self, row: row.line % 2 == 0)
+    rows = [Row("a", "m", 1.0, "s", None, line=line) for line in range(12)]
+    assert [row.line for row in kind.sampled(rows)] == [0, 4, 8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,10 +147,9 @@ def test_the_two_quantities_of_a_row_have_errors_of_their_own(
     class Report:
         peak_reserved = 45 * 2**30
 
-    class Said:
-        step_time_s, step_time_interval_s = 2.0, (1.9, 2.5)
+    said = SimpleNamespace(step_time_s=2.0, step_time_interval_s=(1.9, 2.5), data=SimpleNamespace(doubts=()))
 
-    monkeypatch.setattr(Command, "result", lambda _: Said)
+    monkeypatch.setattr(Command, "result", lambda _: said)
     monkeypatch.setattr(Command, "memory", lambda _: Report)
     path = str(table(tmp_path, f"llama3.1-8B,{GPU},8,fsdp=8,2,16,8192,selective,no,no,6826.667,50,x"))
     assert end_to_end.main(["--table", path]) == 0

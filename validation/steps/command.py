@@ -83,9 +83,7 @@ class CommandFormat(Format):
         command = self.command(row)
         if command.verb == "memory":
             return Prediction(getattr(command.memory(), f"peak_{self.counted}") / 2**30)
-        result = command.result()
-        scale = 1e3 if row.unit == "ms" else 1.0
-        return Prediction(*(scale * seconds for seconds in (result.step_time_s, *(result.step_time_interval_s or ()))))
+        return Prediction.of_step(command.result(), row.unit)
 
     def command(self, row: Row) -> Command:
         """Return the row's command."""

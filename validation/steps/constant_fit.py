@@ -29,8 +29,7 @@ from triosim.models.catalogue import usual_stack
 from triosim.models.description import find_model
 from validation.steps import formats
 from validation.steps.command import Command
-from validation.steps.errors import spaced
-from validation.steps.rows import Format, Row
+from validation.steps.rows import Format, Row, spaced
 
 #: Models with more features than this, or several samples in a micro-batch, have long kernels, which say nothing of launches.
 _MOST_FEATURES = 2048

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
-from typing import TypeVar
 
 from triosim.errors import TriosimError
 from validation.steps.command import OutOfScope
 from validation.steps.formats import named
 from validation.steps.rows import Row
 
-One = TypeVar("One")
-
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A row and what the simulator said, by the format's name and the table's; ``low`` and ``high`` are its interval."""
+    """A row and what the simulator said, by the format's name and the table's; ``low`` and ``high`` are its interval.
+
+    ``doubts`` are what that comes from, as parts of the value.
+    """
 
     kind: str
     table: str
@@ -26,6 +26,7 @@ class Predicted:
     value: float
     low: float | None = None
     high: float | None = None
+    doubts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def error(self) -> float:
@@ -145,10 +146,3 @@ def groups(found: Sequence[Predicted], refused: Sequence[Refused]) -> list[Group
 def group_of(table: str, row: Row) -> str:
     """Return the group of a table's row."""
     return ", ".join(filter(None, (table, row.gpu, row.framework)))
-
-
-def spaced(found: Sequence[One], count: int | None) -> list[One]:
-    """Return so many of them, evenly spaced; all without a count."""
-    if count is None or count >= len(found):
-        return list(found)
-    return [found[place * len(found) // count] for place in range(count)]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
 from triosim.errors import TraceError
+from triosim.results.result import Result
+
+One = TypeVar("One")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,30 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the simulator says of a row's quantity, in its unit, and the ends of the 90% interval where it has one."""
+    """What the simulator says of a row's quantity, in its unit, and the ends of the 90% interval where it has one.
+
+    ``doubts`` are the expected errors that the interval comes from, by source, as parts of the value.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
+    doubts: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of_step(cls, result: Result, unit: str) -> Prediction:
+        """Return the step time of a result, in seconds or ms."""
+        step, scale = result.step_time_s, 1e3 if unit == "ms" else 1.0
+        doubts = {one.source: one.error_s / step for one in result.data.doubts}
+        ends = (scale * end for end in result.step_time_interval_s or ())
+        return cls(scale * step, *ends, doubts=doubts)
+
+
+def spaced(found: Sequence[One], count: int | None) -> list[One]:
+    """Return so many of them, evenly spaced; all without a count."""
+    if count is None or count >= len(found):
+        return list(found)
+    return [found[place * len(found) // count] for place in range(count)]
 
 
 class Format(ABC):
@@ -73,6 +95,10 @@ class Format(ABC):
     def is_quick(self, row: Row) -> bool:
         """Whether a prediction needs nothing that has to be made first."""
         return True
+
+    def sampled(self, found: Sequence[Row]) -> list[Row]:
+        """Return ``sample`` of the quick rows of a table, evenly spaced."""
+        return spaced([row for row in found if self.is_quick(row)], self.sample)
 
     def built_in(self) -> list[Row]:
         """Rows that are published in a text and stand in the module itself, where there is no file of them."""

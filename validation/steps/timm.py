@@ -77,7 +77,7 @@ class ImageModels(Format):
         if case.compiled:
             raise OptionError("a compiled model", where=row.label, fix="models are captured as they are written")
         result = triosim.simulate(with_predicted_times(trace(case.step, case.batch_size, case.gpu)))
-        return Prediction(1e3 * result.step_time_s, *(1e3 * end for end in result.step_time_interval_s or ()))
+        return Prediction.of_step(result, row.unit)
 
     def command(self, row: Row) -> str:
         """Return the capture and the simulation."""
