@@ -1,0 +1,48 @@
+"""The cluster of a point: how many GPUs its topology has, and how many of them are in a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from triosim.config import RunConfig
+from triosim.networks.topology import Topology
+from triosim.pipeline.system import assumed_topology
+from triosim.search.point import Point
+from triosim.search.subject import SearchSubject
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The GPUs of a topology, and those of one node; a topology that says nothing of nodes is one."""
+
+    gpus: int
+    node: int
+
+
+def cluster_of(subject: SearchSubject, base: RunConfig, point: Point) -> Cluster:
+    """Return the cluster of a point. Raises ``TopologyError`` for a topology that cannot be, or with fewer GPUs."""
+    asked = point.get("gpus", base.gpus)
+    gpus = asked if isinstance(asked, int) else None
+    topology: Any = point.get("topology") or base.topology
+    if topology is None:
+        gpu = point.get("gpu") or base.gpu or subject.gpu
+        topology = assumed_topology(str(getattr(gpu, "name", gpu)), gpus)
+    if isinstance(topology, Topology):
+        return _cluster(topology)
+    if isinstance(topology, Mapping):
+        return _cluster(Topology.from_dict(topology, gpus=gpus))
+    return _of_name(str(topology), gpus)
+
+
+@lru_cache(maxsize=64)
+def _of_name(name: str, gpus: int | None) -> Cluster:
+    return _cluster(Topology.load(name, gpus=gpus))
+
+
+def _cluster(topology: Topology) -> Cluster:
+    gpus = len(topology.gpus)
+    node = topology.outline.spec.gpus if topology.outline is not None else None
+    return Cluster(gpus, node or gpus)

@@ -1,0 +1,213 @@
+"""How a user declares a search space: ``--vary NAME=VALUE,VALUE``, a YAML file, or the default for a model and a cluster.
+
+A file has the keys ``vary``, a mapping of names to lists of values, and ``without_rules``, a list of names of rules::
+
+    vary:
+      tp: [1, 2, 4, 8]
+      micro_batches: ["1*pp", "2*pp"]
+      recompute: [none, full]
+    without_rules: [node]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from triosim import yaml_lines
+from triosim.config import COMMON, RunConfig, flags
+from triosim.config.run_config import option_named
+from triosim.errors import OptionError, nearest
+from triosim.search.cluster import cluster_of
+from triosim.search.layout import DATA_PARALLEL, SIZES, multiple
+from triosim.search.point import Point, Value
+from triosim.search.rules import rules_without
+from triosim.search.space import Axis, Space
+from triosim.search.subject import SearchSubject
+
+#: Options that no axis can be: those of the subject, of the output, and mappings.
+_FIXED = frozenset({"trace_format", "conditions", "options", "timeline", "links", "fail_on_oom", "iterations", "draws"})
+#: The parallelisms of replicas.
+REPLICATED = ("dp", "ddp", "fsdp", "zero1", "zero2")
+#: The most GPUs along an axis, and samples of a micro-batch, that a default space tries.
+_MOST_STAGES, _MOST_SAMPLES = 16, 8
+#: Samples from this many tokens on are divided by context parallelism in a default space.
+_LONG = 16384
+
+_MISTAKES = {"micro_batch": "micro_batch_size", "mbs": "micro_batch_size", "sharding": DATA_PARALLEL}
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The axes that a user declares, by name, and the rules that are left out."""
+
+    axes: Mapping[str, Axis] = field(default_factory=dict)
+    without_rules: frozenset[str] = frozenset()
+
+    def merged(self, other: Declaration) -> Declaration:
+        """Return both; an axis of the other one replaces one of the same name."""
+        return Declaration({**self.axes, **other.axes}, self.without_rules | other.without_rules)
+
+
+def of_texts(varied: Iterable[str], without_rules: Iterable[str] = ()) -> Declaration:
+    """Return the axes of ``--vary``: ``NAME=VALUE,VALUE``. Raises ``OptionError``."""
+    axes: dict[str, Axis] = {}
+    for text in varied:
+        name, separator, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not separator or not name:
+            raise OptionError(f"'{text}' is not a name and values", where="--vary", fix="write tp=1,2,4")
+        if name in axes:
+            raise OptionError(f"'{name}' is given twice", where="--vary", fix="give all its values once")
+        axes[name] = axis_of(name, split_values(values), f"--vary {name}")
+    rules_without(without_rules)
+    return Declaration(axes, frozenset(without_rules))
+
+
+def read_space(path: str) -> Declaration:
+    """Return the space that a YAML file declares. Raises ``OptionError`` that names the file, the line and the key."""
+    try:
+        content, lines = yaml_lines.parse(Path(path).read_text(encoding="utf-8"), path)
+    except OSError as error:
+        raise OptionError(f"cannot be read: {error.strerror}", where=path) from None
+    except ValueError:
+        raise OptionError("is not text", where=path, fix="give a YAML file") from None
+
+    def where(*keys: str) -> str:
+        return ": ".join((f"{path}:{lines[keys]}" if keys in lines else path, *keys))
+
+    if not isinstance(content, dict) or not isinstance(content.get("vary"), dict):
+        raise OptionError("declares no space", where=path, fix="write 'vary:' and below it names with lists of values")
+    for key in content:
+        if key not in ("vary", "without_rules"):
+            raise OptionError(f"there is no key '{key}'", where=where(key), fix="known: vary, without_rules")
+    axes: dict[str, Axis] = {}
+    for name, values in content["vary"].items():
+        listed = values if isinstance(values, list) else [values]
+        axes[str(name)] = axis_of(str(name), listed, where("vary", str(name)))
+    left_out = content.get("without_rules") or []
+    if not isinstance(left_out, list):
+        raise OptionError("is not a list", where=where("without_rules"), fix="write [node, layers]")
+    rules_without(map(str, left_out))
+    return Declaration(axes, frozenset(map(str, left_out)))
+
+
+def split_values(text: str) -> list[str]:
+    """Return the values in a text, divided at the commas outside of parentheses."""
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+
+
+def axis_of(name: str, values: Sequence[Any], where: str) -> Axis:
+    """Return an axis, its values checked as its option's are, each once. Raises ``OptionError``."""
+    found = tuple(dict.fromkeys(_checked(name, value, where) for value in values))
+    if not found:
+        raise OptionError("has no values", where=where, fix=f"write {name}=VALUE,VALUE")
+    return Axis(name, found)
+
+
+def _checked(name: str, value: Any, where: str) -> Value:
+    if name in SIZES:
+        return _whole(value, where)
+    if name == DATA_PARALLEL:
+        if value not in REPLICATED:
+            raise OptionError(f"'{value}' divides no data", where=where, fix=nearest(str(value), REPLICATED))
+        return str(value)
+    known = [one for one in (*COMMON, *flags()) if one not in _FIXED]
+    if name not in known:
+        fix = (
+            f"did you mean '{_MISTAKES[name]}'?"
+            if name in _MISTAKES
+            else nearest(name, [*SIZES, DATA_PARALLEL, *known])
+        )
+        raise OptionError(f"there is no option '{name}' that can vary", where=where, fix=fix)
+    option = option_named(name)
+    if option.kind == "whole" and multiple(value):
+        return str(value)
+    parsed = option.parse(value, where)
+    if not isinstance(parsed, (str, int, float, bool)):
+        raise OptionError(f"'{value}' is not a single value", where=where, fix="give a word or a number")
+    return parsed
+
+
+def _whole(value: Any, where: str) -> int:
+    return int(COMMON["gpus"].parse(value, where))
+
+
+def space_of(subject: SearchSubject, base: RunConfig, declared: Declaration) -> Space:
+    """Return the space of a search: what is declared, or where nothing is, the default for the model and the cluster.
+
+    Raises ``OptionError`` where all points would not train on the same batch, unless that varies.
+    """
+    base = _of_search(subject, base, declared)
+    axes = (
+        declared.axes
+        if declared.axes.keys() - {"gpus", "gpu", "topology"}
+        else {**default_axes(subject, base, declared), **declared.axes}
+    )
+    return Space(subject, base, tuple(axes.values()), declared.without_rules)
+
+
+def _of_search(subject: SearchSubject, base: RunConfig, declared: Declaration) -> RunConfig:
+    """Return the options of all points: layers in pairs, one global batch, and none of a part that a search has no use for."""
+    if base.batch_size is not None:
+        what = "points with other numbers of replicas would train on other batches"
+        raise OptionError(what, where="--batch-size", fix="give --global-batch-size")
+    options: dict[str, Any] = {}
+    if "tp_style" not in declared.axes and not base.is_given("tp_style"):
+        options["tp_style"] = "megatron"
+    if base.global_batch_size is None and "global_batch_size" not in declared.axes:
+        options["global_batch_size"] = most_gpus(subject, base, declared) * (subject.batch_size or 1)
+    return base.replaced(**options)
+
+
+def most_gpus(subject: SearchSubject, base: RunConfig, declared: Declaration) -> int:
+    """Return the largest number of GPUs that a point has."""
+    axis = declared.axes.get("gpus")
+    if axis is not None:
+        return max(int(value) for value in axis.values)
+    return base.gpus or _topology_gpus(subject, base, declared)
+
+
+def _topology_gpus(subject: SearchSubject, base: RunConfig, declared: Declaration) -> int:
+    axis = declared.axes.get("topology")
+    points = [Point(())] if axis is None else [Point.of({"topology": value}) for value in axis.values]
+    return max(cluster_of(subject, base, point).gpus for point in points)
+
+
+def default_axes(subject: SearchSubject, base: RunConfig, declared: Declaration) -> dict[str, Axis]:
+    """Return the axes of a default space; powers of two, and only what the model and the cluster have room for."""
+    gpus = most_gpus(subject, base, declared)
+    node = min(cluster_of(subject, base, Point.of({"gpus": gpus})).node, gpus)
+    sizes = subject.sizes
+    values: dict[str, Iterable[Value]] = {
+        "tp": _doubled(min(node, sizes.get("heads", node))),
+        "pp": _doubled(min(gpus, sizes.get("layers", _MOST_STAGES), _MOST_STAGES)),
+        "micro_batch_size": _doubled(_MOST_SAMPLES),
+    }
+    if sizes.get("sequence", 0) >= _LONG:
+        values["cp"] = _doubled(min(node, gpus))
+    if "experts" in sizes:
+        values["ep"] = _doubled(min(gpus, sizes["experts"]))
+    if "layers" in sizes:
+        values["virtual_stages"] = (1, 2)
+    if base.training:
+        values |= {"recompute": ("none", "selective", "full"), DATA_PARALLEL: ("ddp", "zero1", "fsdp")}
+    values["sequence_parallel"] = (False, True)
+    return {name: Axis(name, tuple(found)) for name, found in values.items() if not _is_said(name, base)}
+
+
+def _is_said(name: str, base: RunConfig) -> bool:
+    """Whether a user fixes an option of the default space for all points."""
+    if name in (*SIZES, DATA_PARALLEL):
+        return base.is_given("parallel")
+    return base.is_given(name) or (name == "micro_batch_size" and base.is_given("micro_batches"))
+
+
+def _doubled(most: int) -> Iterator[int]:
+    size = 1
+    while size <= most:
+        yield size
+        size *= 2

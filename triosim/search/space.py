@@ -1,0 +1,128 @@
+"""A search space: which options of a run vary over which values, and the run of each point.
+
+An axis is an option of ``simulate`` (``micro_batch_size``, ``recompute``, ``gpu``, ``topology``), the size of a parallelism
+(``tp``, ``pp``, ``cp``, ``ep``, ``dp``) or ``data_parallel``, the parallelism of the replicas (``ddp``, ``zero1``, ``fsdp``).
+The size of data parallelism follows from the GPUs where it does not vary. Options that a point's parallelisms do not read are
+left out of its run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from triosim.config import COMMON, RunConfig, readers
+from triosim.config.file import as_json
+from triosim.config.run_config import option_named
+from triosim.search.cluster import cluster_of
+from triosim.search.layout import DATA_PARALLEL, SIZES, Layout, layout_of, resolved
+from triosim.search.point import Point, Value
+from triosim.search.subject import SearchSubject
+
+#: Schedules in which a rank has several stages, and the one that it has without.
+INTERLEAVED, PLAIN = "interleaved", "1f1b"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An option and the values that it takes, each once."""
+
+    name: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The points of a search: a subject, the options that all points share (``base``), and the axes.
+
+    ``without_rules`` are the names of rules that are not applied.
+    """
+
+    subject: SearchSubject
+    base: RunConfig
+    axes: tuple[Axis, ...]
+    without_rules: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        return math.prod(len(axis.values) for axis in self.axes)
+
+    def points(self) -> Iterator[Point]:
+        """Yield every point, the last axis varying fastest."""
+        names = [axis.name for axis in self.axes]
+        for values in product(*(axis.values for axis in self.axes)):
+            yield Point.of(dict(zip(names, values, strict=True)))
+
+    def axis(self, name: str) -> Axis | None:
+        """Return an axis by its name; None for an option that does not vary."""
+        return self._axes.get(name)
+
+    def neighbours(self, point: Point) -> Iterator[tuple[str, Point]]:
+        """Yield the points that are one step away along one axis, with its name."""
+        for axis in self.axes:
+            value = point.get(axis.name)
+            assert value is not None
+            index = axis.values.index(value)
+            for other in axis.values[max(index - 1, 0) : index + 2]:
+                if other != value:
+                    yield axis.name, point.with_value(axis.name, other)
+
+    def layout(self, point: Point) -> Layout:
+        """Return how a point divides the GPUs and the batch."""
+        return layout_of(point, self.base, cluster_of(self.subject, self.base, point).gpus)
+
+    def config(self, point: Point) -> RunConfig:
+        """Return the options of a point's run. Raises ``OptionError`` for what cannot be."""
+        layout = self.layout(point)
+        sizes = {name: getattr(layout, name) for name in SIZES}
+        chosen: dict[str, Any] = {
+            name: resolved(value, sizes) if option_named(name).kind == "whole" else value
+            for name, value in point.settings
+            if name not in (*SIZES, DATA_PARALLEL, "virtual_stages")
+        }
+        chosen |= {"parallel": layout.parallel, "gpus": layout.ranks}
+        if layout.pp > 1:
+            chosen |= self._schedule(point, layout)
+        return _without_unread(self.base.replaced(**chosen), layout)
+
+    def _schedule(self, point: Point, layout: Layout) -> dict[str, Any]:
+        """Return the schedule of a pipeline: where none is given, one for as many stages as a rank has."""
+        several = layout.virtual_stages > 1
+        given = point.get("schedule") or (self.base.schedule if self.base.is_given("schedule") else None)
+        return {"schedule": given or (INTERLEAVED if several else PLAIN), **_stages(layout.virtual_stages)}
+
+    @cached_property
+    def _axes(self) -> Mapping[str, Axis]:
+        return {axis.name: axis for axis in self.axes}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells spaces apart, as JSON: the subject, the options that all points share, the axes and the rules."""
+        base = {name: as_json(option_named(name), getattr(self.base, name)) for name in (*COMMON, *self.base.parts)}
+        return json.dumps(
+            {
+                "subject": self.subject.name,
+                "base": {name: value for name, value in base.items() if value is not None},
+                "axes": {axis.name: axis.values for axis in self.axes},
+                "without_rules": sorted(self.without_rules),
+            },
+            sort_keys=True,
+        )
+
+
+def _stages(virtual_stages: int) -> dict[str, int]:
+    return {"virtual_stages": virtual_stages} if virtual_stages > 1 else {}
+
+
+def _without_unread(config: RunConfig, layout: Layout) -> RunConfig:
+    """Return the options of a run without those of parallelisms that are not in it."""
+    names = {part.partition("=")[0] for part in layout.parallel.split(",")}
+
+    def read(options: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in options.items() if not (of := readers(name)) or names & {*of}}
+
+    return replace(config, parts=read(config.parts), options=read(config.options))
