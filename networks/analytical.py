@@ -29,7 +29,7 @@ from triosim.networks.collectives.algorithms.auto import is_auto
 from triosim.networks.collectives.algorithms.hierarchical import offset
 from triosim.networks.extensions import ContentionFree, TransportNetwork
 from triosim.networks.topology import NodeRef, Topology
-from triosim.tasks import CollectiveKind, DeepEP
+from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary
 
 
 class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNetwork):
@@ -65,9 +65,9 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNet
         """Run an all-to-all of a group by its transport; see ``TransportNetwork``."""
         return self.env.timeout(self._deepep.seconds(ranks, transport))
 
-    def transport_notes(self) -> Iterable[str]:
+    def transport_notes(self, library: ExpertLibrary) -> Iterable[str]:
         """Return what a reader should know of the times of transports; see ``TransportNetwork``."""
-        return self._deepep.notes()
+        return self._deepep.notes(library)
 
     def seconds(
         self, kind: CollectiveKind, group: Group, nbytes: float, *, root: int | None = None, shares: Shares = None

@@ -22,7 +22,7 @@ import simpy
 from triosim.networks.calibration.doubt import ErrorEstimator as ErrorEstimator
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import CollectiveKind, DeepEP
+from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class TransportNetwork(ABC):
         """Return source and destination of each transfer of an exchange; asked of a ``FoldableNetwork`` alone."""
         return ()
 
-    def transport_notes(self) -> Iterable[str]:
-        """Return what a reader should know of the times of transports on this topology."""
+    def transport_notes(self, library: ExpertLibrary) -> Iterable[str]:
+        """Return what a reader should know of the times of a library's kernels on this topology."""
         return ()
 
 

@@ -182,9 +182,15 @@ class Copy(Task):
     layers: Layers | None = None
 
 
+#: Whose kernels carry tokens to experts: DeepEP's, or those of its branch HybridEP.
+ExpertLibrary = Literal["deepep", "hybridep"]
+#: The libraries' names for people.
+EXPERT_LIBRARIES: Mapping[ExpertLibrary, str] = {"deepep": "DeepEP", "hybridep": "HybridEP"}
+
+
 @dataclass(frozen=True, slots=True)
 class DeepEP:
-    """The transport of an all-to-all that DeepEP's kernels carry between tokens and experts, instead of NCCL.
+    """The transport of an all-to-all that DeepEP's or HybridEP's kernels carry between tokens and experts, instead of NCCL.
 
     step: "dispatch" sends tokens to their experts, "combine" sends them back and sums them up.
     tokens: those of each rank, each of which goes to ``top_k`` of ``experts``; a token has ``token_bytes``.
@@ -193,6 +199,7 @@ class DeepEP:
         are equal.
     sms: the multiprocessors that a kernel takes.
     low_latency: whether it is a kernel for decoding, which sends each token straight to each of its experts.
+    library: whose kernels they are.
     """
 
     step: Literal["dispatch", "combine"]
@@ -205,6 +212,7 @@ class DeepEP:
     rows: tuple[float, ...] | None = None
     sms: int = 20
     low_latency: bool = False
+    library: ExpertLibrary = "deepep"
 
     def scaled(self, factor: float) -> DeepEP:
         """Return the transport of so many times the tokens."""

@@ -175,7 +175,7 @@ def fit_normal(rows: Sequence[MeasuredKernel]) -> NormalKernel:
     # In us and bytes: launch, launch_byte, fill, message, message_byte, token, token_byte, link_efficiency.
     start = (25, 1e-3, 10, 0.05, 3e-5, 0.05, 2e-5, 0.7)
     least, most = (1, 1e-8, 0.1, 1e-6, 1e-8, 1e-6, 1e-8, 0.1), (1e3, 1, 1e3, 10, 1e-2, 10, 1e-2, 1)
-    return NormalKernel(*_in_seconds(fitted(predicted, c.measured, start, least, most), 7))
+    return NormalKernel(*in_seconds(fitted(predicted, c.measured, start, least, most), 7))
 
 
 def fit_low_latency(rows: Sequence[MeasuredKernel]) -> LowLatencyKernel:
@@ -187,7 +187,7 @@ def fit_low_latency(rows: Sequence[MeasuredKernel]) -> LowLatencyKernel:
         return found
 
     start, least, most = (10, 1e-4, 0.05, 1e-3, 3e-6), (1, 1e-8, 1e-6, 1e-7, 1e-8), (1e3, 1, 10, 1, 1e-2)
-    return LowLatencyKernel(*_in_seconds(fitted(predicted, c.measured, start, least, most), 5))
+    return LowLatencyKernel(*in_seconds(fitted(predicted, c.measured, start, least, most), 5))
 
 
 def fit_between(rows: Sequence[MeasuredKernel], system: DeepEPSystem, step: Step) -> BetweenNodes:
@@ -219,7 +219,7 @@ def fit_between(rows: Sequence[MeasuredKernel], system: DeepEPSystem, step: Step
     return BetweenNodes(_rounded(float(found[0]) * 1e-6), forward, shares)
 
 
-def _in_seconds(figures: Floats, times: int) -> list[float]:
+def in_seconds(figures: Floats, times: int) -> list[float]:
     """Return figures of which the first ones are in microseconds in seconds, rounded."""
     return [_rounded(one * 1e-6 if place < times else one) for place, one in enumerate(figures.tolist())]
 
@@ -304,13 +304,18 @@ def judged(
     known: Callable[[str, DeepEPSystem], bool] = lambda name, one: one.name == name,
 ) -> Errors:
     """Judge rows by the nearest of the systems that are ``known`` for a row's system: by default, that itself."""
-    found = []
+    errors = []
     for row in rows:
         bandwidth = link_bandwidth(row.system)
         near = [one for one in constants.systems if known(row.system, one)]
         system = min(near, key=lambda one: abs(math.log(one.link_bandwidth / bandwidth)))
-        found.append(abs(row.predicted(system, constants) / row.seconds - 1))
-    return Errors(rows, found)
+        errors += judged_by([row], constants, system).errors
+    return Errors(rows, errors)
+
+
+def judged_by(rows: Sequence[MeasuredKernel], constants: DeepEPConstants, system: DeepEPSystem) -> Errors:
+    """Judge rows by one system."""
+    return Errors(rows, [abs(row.predicted(system, constants) / row.seconds - 1) for row in rows])
 
 
 def link_bandwidth(system: str) -> float:
@@ -450,7 +455,7 @@ def main() -> None:
     measured = [*read(NORMAL), *read(LOW_LATENCY)]
     if options.write:
         found = written(fit(measured))
-        with output.writing_text(deepep.FILE) as file:
+        with output.writing_text(deepep.FILES["deepep"]) as file:
             file.write(json.dumps(found, indent=1) + "\n")
         deepep.constants.cache_clear()
     constants = deepep.constants()

@@ -32,8 +32,9 @@ SCHEDULE = Option("schedule", "part", "gpipe", metavar="NAME", of_step=True, gro
     "pp: gpipe, 1f1b, interleaved, zero-bubble, dualpipe, file.py:Class, or a CSV file (rank, slot, action).")
 VIRTUAL_STAGES = Option("virtual_stages", "whole", None, unit="stages", metavar="V", of_step=True, help=
     "pp, interleaved: the number of stages of a rank. By default 2.")
-EP_TRANSPORT = Option("ep_transport", "choice", "nccl", choices=("nccl", "deepep"), metavar="NAME", of_step=True, help=
-    "ep: what carries tokens to experts and back: nccl (all-to-alls) or deepep (its dispatch and combine).")
+EP_TRANSPORT = Option(
+    "ep_transport", "choice", "nccl", choices=("nccl", "deepep", "hybridep"), metavar="NAME", of_step=True, help=
+    "ep: what carries tokens to experts and back: nccl (all-to-alls), or the dispatch and combine of deepep or hybridep.")
 # fmt: on
 
 FLAGS = (

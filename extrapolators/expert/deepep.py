@@ -1,8 +1,9 @@
-"""DeepEP as the transport of expert parallelism: what its kernels send for a layer, and the buffers that they need.
+"""DeepEP or HybridEP as the transport of expert parallelism: what its kernels send for a layer, and its buffers.
 
 Tokens are dispatched in fp8, with a scale for each 128 values, and combined in their own dtype, as DeepEP publishes its
 figures; the gradient of a dispatch is a combine, and that of a combine a dispatch. An inference pass of few tokens takes the
-low-latency kernels. The sizes of buffers are those that DeepEP V1 recommends (docs/legacy.md, csrc/config.hpp).
+low-latency kernels of DeepEP. The sizes of buffers are those that DeepEP V1 recommends (docs/legacy.md, csrc/config.hpp);
+HybridEP has room for the tokens of all ranks, in a buffer that they are dispatched to and in one that they are combined from.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import cache
 from triosim.extrapolators.expert.expert_loads import TokenExchange
 from triosim.extrapolators.expert.moe_layers import MoELayer
 from triosim.networks.collectives.expert_exchange import tokens_sent
-from triosim.tasks import DeepEP
+from triosim.tasks import DeepEP, ExpertLibrary
 from triosim.trace import Tensor
 
 MOST_DECODED = 128  # tokens of a rank that take the low-latency kernels: DeepEP's setting for decoding in production
@@ -30,10 +31,11 @@ _MOST_NVLINK_TOKENS = 720
 
 @dataclass(frozen=True, slots=True)
 class DeepEPSettings:
-    """A user's choices: the multiprocessors of a kernel, and whether tokens are dispatched in fp8."""
+    """A user's choices: the multiprocessors of a kernel, whether tokens are dispatched in fp8, and whose kernels they are."""
 
     sms: int
     fp8: bool
+    library: ExpertLibrary = "deepep"
 
     def kernel(self, layer: MoELayer, own: Tensor, exchange: TokenExchange, *, combine: bool, training: bool) -> DeepEP:
         """Return the kernel that sends a rank's ``own`` rows of a layer."""
@@ -45,19 +47,25 @@ class DeepEPSettings:
         return DeepEP(
             *("combine" if combine else "dispatch", tokens, token_bytes, layer.routing.top_k, layer.experts),
             *(layer.routing.groups, layer.routing.kept_groups, exchange.rows_by_rank(), self.sms),
-            low_latency=_decodes(tokens, training=training),
+            low_latency=self._decodes(tokens, training=training),
+            library=self.library,
         )
 
     def buffer_bytes(self, layer: MoELayer, ranks: int, *, training: bool) -> float:
         """Return the bytes of the buffers of a group of so many ranks, for tokens as wide as those of a layer."""
         tokens, width = layer.rows / layer.routing.top_k, layer.first[0].inputs[0].shape[1]
-        if _decodes(tokens, training=training):
+        if self.library == "hybridep":
+            return 2.0 * ranks * tokens * 2 * width
+        if self._decodes(tokens, training=training):
             message = 2 * width + 4 * math.ceil(width / SCALED)
             return 4.0 * layer.experts * MOST_DECODED * message  # two to send from and two to receive in
         channels, nodes, token = self.sms // 2, math.ceil(ranks / _NODE), 2 * width + _TOP_K_BYTES
         held = next((held for most, held in _NVLINK_TOKENS if ranks <= most), _MOST_NVLINK_TOKENS)
         by_nvlink = channels * min(ranks, _NODE) * held * token
         return float(by_nvlink + (2 * channels * nodes * _RDMA_TOKENS * token if nodes > 1 else 0))
+
+    def _decodes(self, tokens: float, *, training: bool) -> bool:
+        return self.library == "deepep" and not training and tokens <= MOST_DECODED
 
 
 @cache
@@ -69,7 +77,3 @@ def sizes(kernel: DeepEP, ranks: int) -> tuple[float, tuple[float, ...] | None]:
         return mean, None
     sent = nbytes.T if kernel.step == "combine" else nbytes
     return mean, tuple(sent.ravel().tolist())
-
-
-def _decodes(tokens: float, *, training: bool) -> bool:
-    return not training and tokens <= MOST_DECODED

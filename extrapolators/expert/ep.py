@@ -23,6 +23,7 @@ from triosim.extrapolators.expert.deepep import DeepEPSettings
 from triosim.extrapolators.expert.expert_loads import LOADS, LoadDistribution, TokenExchange
 from triosim.extrapolators.expert.expert_sharding import ExpertSharding
 from triosim.extrapolators.expert.moe_layers import MoELayers
+from triosim.tasks import EXPERT_LIBRARIES
 
 
 class ExpertParallel(Extrapolator):
@@ -41,9 +42,9 @@ class ExpertParallel(Extrapolator):
                "ep: the most tokens that an expert takes, as a multiple of the mean; others are dropped. By default no limit."),
         EP_TRANSPORT,
         Option("deepep_sms", "whole", 20, least=2, unit="multiprocessors",
-               help="ep, deepep: multiprocessors of a kernel for training; 20 is DeepEP's and Megatron-Core's default."),
+               help="ep, deepep or hybridep: multiprocessors of a kernel for training; 20 is DeepEP's default."),
         Option("deepep_dispatch", "choice", "fp8", choices=("fp8", "as-is"),
-               help="ep, deepep: tokens are dispatched in fp8 with a scale for each 128 values, or in their own dtype."),
+               help="ep, deepep or hybridep: tokens are dispatched in fp8 with a scale for each 128, or in their own dtype."),
     )  # fmt: skip
 
     def __init__(self, size: int, config: RunConfig, name: str = "") -> None:
@@ -78,7 +79,8 @@ class ExpertParallel(Extrapolator):
         deepep = self._deepep
         if deepep is not None:
             sizes = [deepep.buffer_bytes(one, self.size, training=program.training) for one in self._layers.found]
-            program = replace(program, buffers=(*program.buffers, ("DeepEP's buffers", max(sizes))))
+            own = f"{EXPERT_LIBRARIES[deepep.library]}'s buffers", max(sizes)
+            program = replace(program, buffers=(*program.buffers, own))
         sharding = self._sharding
         if sharding is None or sharding.layers is not self._layers or sharding.exchanges != exchanges:
             sharding = self._sharding = ExpertSharding(program, self._layers, exchanges, deepep)
@@ -87,9 +89,9 @@ class ExpertParallel(Extrapolator):
     @property
     def _deepep(self) -> DeepEPSettings | None:
         config = self.config
-        if config.ep_transport != "deepep":
+        if config.ep_transport == "nccl":
             return None
-        return DeepEPSettings(config.deepep_sms, config.deepep_dispatch == "fp8")
+        return DeepEPSettings(config.deepep_sms, config.deepep_dispatch == "fp8", config.ep_transport)
 
     def _exchanges(self, layers: MoELayers, iteration: int) -> list[TokenExchange]:
         """Return the exchange of each layer in an iteration, the same for all ranks."""
@@ -110,7 +112,7 @@ class ExpertParallel(Extrapolator):
             yield f"{self.axis}: expert loads are drawn at random ({loads.load}{skewed}, seed {loads.seed})"
         if self._deepep is not None:
             dispatched = "fp8, with a scale for each 128 values" if self._deepep.fp8 else "their own dtype"
-            yield f"{self.axis}: DeepEP dispatches tokens in {dispatched}"
+            yield f"{self.axis}: {EXPERT_LIBRARIES[self._deepep.library]} dispatches tokens in {dispatched}"
         if dropped := sum(one.dropped for one in exchanges):
             share = dropped / (sum(one.kept for one in exchanges) + dropped)
             yield f"{self.axis}: with a capacity factor of {loads.capacity:g}, {share:.1%} of the tokens are dropped"

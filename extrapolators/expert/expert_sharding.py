@@ -104,9 +104,13 @@ class ExpertSharding:
         return LocalCall(operator, tuple(map(local, operator.inputs)), tuple(map(local, operator.outputs)))
 
     def _permutation(self, operator: Operator, read: LocalTensor, written: LocalTensor) -> LocalCall:
-        """Return the copy that permutes the rows of an exchange for an operator."""
+        """Return the copy that permutes the rows of an exchange for an operator.
+
+        DeepEP sends tokens, of which the layer's own permutation, at their experts, makes rows in order: no copy is added.
+        """
         self._copies.append(next(self._operator_ids))
-        what = self._copies[-1], "aten::index", operator.phase, operator.layer
+        name = "aten::index" if self._deepep is None else "aten::view"
+        what = self._copies[-1], name, operator.phase, operator.layer
         return LocalCall(Operator(*what, (read.tensor,), (written.tensor,), 0.0), (read,), (written,))
 
     def _all_to_all(self, layer: MoELayer, own: Tensor, exchange: TokenExchange, *, combine: bool) -> Communicate:

@@ -1,4 +1,4 @@
-"""The time of DeepEP's dispatch and combine, and how their bytes load the links of a topology.
+"""The time of DeepEP's and HybridEP's dispatch and combine, and how their bytes load the links of a topology.
 
 With T tokens a GPU of b bytes each, R distinct GPUs and D distinct nodes for each token, n nodes and S multiprocessors that
 run the kernel, a kernel for training takes
@@ -7,16 +7,17 @@ run the kernel, a kernel for training takes
     s = T (R (message + b message') + token + b token' + D b forward) / S
 
 where l and c are what the busiest NVLink and card need for their bytes at the efficiency that was fitted. Constants are fitted
-to aiconfigurator's measurements (Apache-2.0) by ``python -m validation.deepep --write``.
+to aiconfigurator's measurements (Apache-2.0) by ``python -m validation.deepep --write``, those of HybridEP to what it
+publishes by ``python -m validation.hybridep --write``.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from triosim.networks.collectives.algorithm import Edge, SteadyState, busiest
 from triosim.networks.collectives.expert_exchange import Exchange, exchange, rows_of
 from triosim.networks.topology import Topology
 from triosim.networks.topology.node_bandwidth import node_bandwidth
-from triosim.tasks import DeepEP
+from triosim.tasks import EXPERT_LIBRARIES, DeepEP, ExpertLibrary
 
-FILE = Path(__file__).with_suffix(".json")
+#: The constants of each library.
+FILES: Mapping[ExpertLibrary, Path] = {name: Path(__file__).with_name(f"{name}.json") for name in EXPERT_LIBRARIES}
 FILLED = 150.0  # tokens with which the kernels' pipeline is half full
 SHARPNESS = 4  # of the choice between what limits a kernel: the p of a p-norm
 MOST_AGREED = 4  # nodes over which measurements and DeepEP's own figures agree
@@ -117,9 +119,9 @@ class DeepEPConstants:
 
 
 @cache
-def constants() -> DeepEPConstants:
-    """Return the constants that ship with triosim."""
-    return from_mapping(json.loads(FILE.read_text(encoding="utf-8")))
+def constants(library: ExpertLibrary = "deepep") -> DeepEPConstants:
+    """Return the constants of a library that ship with triosim."""
+    return from_mapping(json.loads(FILES[library].read_text(encoding="utf-8")))
 
 
 def from_mapping(said: dict[str, Any]) -> DeepEPConstants:
@@ -216,6 +218,7 @@ class DeepEPCollectives:
         self._per_node = gpus_per_node(topology)
         self._known: dict[tuple[tuple[int, ...], DeepEP], _TokenExchange] = {}
         self._edges = 0
+        self._systems: dict[ExpertLibrary, DeepEPSystem] = {}
 
     def plan(self, ranks: Sequence[int], kernel: DeepEP) -> CalibratedCollective:
         """Return the edges of a kernel, its latency, and how often its bytes count on links to take its time alone."""
@@ -232,24 +235,28 @@ class DeepEPCollectives:
         time = self._time(token, kernel)
         return time.latency + time.moving * (token.busy / token.idle if token.idle else 1.0)
 
-    @cached_property
-    def _system(self) -> DeepEPSystem | None:
-        return None if self._machine is None else constants().nearest(*_link_bandwidth(self._machine))
+    def _system(self, library: ExpertLibrary) -> DeepEPSystem | None:
+        if self._machine is None:
+            return None
+        if library not in self._systems:
+            self._systems[library] = constants(library).nearest(*_link_bandwidth(self._machine))
+        return self._systems[library]
 
-    def notes(self) -> Iterator[str]:
-        """Yield what a reader should know of the kernels' times on this topology."""
-        name = self.topology.name
-        if self._system is None:
-            yield f"{name}: DeepEP's bytes take the links as they are, without the launch costs of its kernels"
+    def notes(self, library: ExpertLibrary) -> Iterator[str]:
+        """Yield what a reader should know of the times of a library's kernels on this topology."""
+        name, kernels = self.topology.name, EXPERT_LIBRARIES[library]
+        system = self._system(library)
+        if system is None:
+            yield f"{name}: {kernels}'s bytes take the links as they are, without the launch costs of its kernels"
             return
-        if self.topology.preset is None or self.topology.preset.name != self._system.name:
-            yield f"{name}: DeepEP was not measured on it; its kernels take the constants of {self._system.name}"
-        if len(self.topology.gpus) > MOST_AGREED * self._per_node:
+        if self.topology.preset is None or self.topology.preset.name != system.name:
+            yield f"{name}: {kernels} was not measured on it; its kernels take the constants of {system.name}"
+        if library == "deepep" and len(self.topology.gpus) > MOST_AGREED * self._per_node:
             measured = "measurements of a third of the bandwidth that it publishes"
             yield f"DeepEP over more than {MOST_AGREED} nodes follows {measured}"
 
     def _of_token(self, ranks: tuple[int, ...], kernel: DeepEP) -> _TokenExchange:
-        one = replace(kernel.scaled(1.0 / kernel.tokens), token_bytes=1.0, sms=0)
+        one = replace(kernel.scaled(1.0 / kernel.tokens), token_bytes=1.0, sms=0, library="deepep")
         found = self._known.get((ranks, one))
         if found is None:
             by_node: dict[int, list[int]] = {}
@@ -270,11 +277,13 @@ class DeepEPCollectives:
     def _time(self, token: _TokenExchange, kernel: DeepEP) -> KernelTime:
         """Return the time of a kernel alone on links at full speed."""
         nbytes, moved = kernel.tokens * kernel.token_bytes, token.moved
-        if self._system is None:
+        system = self._system(kernel.library)
+        if system is None:
             return KernelTime(self._latency(moved.inside) + self._latency(moved.between), token.idle * nbytes)
         messages, forwards = moved.messages * kernel.tokens, moved.forwards * kernel.tokens
         whole = replace(moved, messages=messages, forwards=forwards)
-        return kernel_time(kernel, whole, token.links * nbytes, token.cards * nbytes, self._system, constants())
+        fitted = constants(kernel.library)
+        return kernel_time(kernel, whole, token.links * nbytes, token.cards * nbytes, system, fitted)
 
     def _latency(self, edges: Sequence[Edge]) -> float:
         return max((self.topology.latency_and_bandwidth(*edge[:2])[0] for edge in edges), default=0.0)

@@ -50,7 +50,7 @@ from triosim.networks.flow.sharing import FlowRates
 from triosim.networks.flow.symmetric_collectives import Fold, SymmetricExecution
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import CollectiveKind, DeepEP
+from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary
 
 Kernel = Literal["auto", "python", "numba"]
 _NEVER = 1e200  # seconds; when a flow over a link that has failed would end
@@ -167,9 +167,9 @@ class PacketNetwork(
         """Return source and destination of each transfer of an exchange; see ``TransportNetwork``."""
         return self._planned(self._deepep.plan(ranks, transport), ranks).edges()
 
-    def transport_notes(self) -> Iterable[str]:
+    def transport_notes(self, library: ExpertLibrary) -> Iterable[str]:
         """Return what a reader should know of the times of transports; see ``TransportNetwork``."""
-        return self._deepep.notes()
+        return self._deepep.notes(library)
 
     def _run_plan(self, plan: CalibratedCollective, ranks: Sequence[int]) -> simpy.Event:
         return self._planned(plan, ranks).run(self.env, partial(self.send, stretch=plan.stretch))

@@ -134,7 +134,9 @@ def test_experts_are_divided_over_replicas_and_balanced(tmp_path: Path) -> None:
     """Of 256 GPUs with tp=2 and pp=8 there are 16 replicas, so that of ep=32 these hold different experts."""
     line = "26.02,Pre,Qwen3_235B_a22B,DGX-H100,256,BF16,8192,1,4096,0,2,8,1,4,32.0,,1,1,81.4"
     said = row(tmp_path, BRIDGE, line).case.arguments
-    assert {"fsdp=16,ep=16,tp=2,pp=8", "load=balanced", "deepep", "megatron", "qwen3-235b-a22b"} <= set(said)
+    assert {"fsdp=16,ep=16,tp=2,pp=8", "load=balanced", "megatron", "qwen3-235b-a22b"} <= set(said)
+    assert "--ep-transport" not in said  # its recipe takes NCCL's all-to-all outside of racks
+    assert "hybridep" in row(tmp_path, BRIDGE, line.replace("DGX-H100", "DGX-GB200")).case.arguments
 
 
 @pytest.mark.parametrize(

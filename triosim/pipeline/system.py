@@ -207,4 +207,4 @@ def network_notes(network: Network, config: RunConfig) -> Iterator[str]:
         yield from recording_note(network)
     yield from form_note(network, config.collective_form)
     if isinstance(network, TransportNetwork) and config.ep_transport != "nccl":
-        yield from network.transport_notes()
+        yield from network.transport_notes(config.ep_transport)

@@ -1,20 +1,20 @@
 """Training steps of Megatron-Bridge on H100s to GB300s, as NVIDIA publishes them with each release (Apache-2.0).
 
-Megatron-Bridge's recipes balance tokens over experts by force and carry them by DeepEP, in a rack by HybridEP, to which they
-give 32 multiprocessors (its scripts/performance); its kernels were not measured, and DeepEP's stand for them. Experts are
-divided over replicas and tensor parallel GPUs together; here, over as many of the replicas as there are. Racks of 72 GPUs are
-used in parts of 64. What is recomputed is not printed: nothing is taken to be. Values in parentheses are of another precision
-than the row's.
+Megatron-Bridge's recipes (its scripts/performance/configs) balance tokens over experts by force and carry them by HybridEP, to
+which they give 32 multiprocessors, or by NCCL, as their ``moe_token_dispatcher_type`` says. Experts are divided over replicas
+and tensor parallel GPUs together; here, over as many of the replicas as there are. Racks of 72 GPUs are used in parts of 64.
+What is recomputed is not printed: nothing is taken to be. Values in parentheses are of another precision than the row's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from validation.steps.command import CommandFormat
 from validation.steps.megatron_command import division_of
 from validation.steps.nemo_models import (
+    System,
     check_whole_training,
     model_of,
     nemo_command,
@@ -25,7 +25,12 @@ from validation.steps.nemo_models import (
 )
 from validation.steps.rows import Record, Row
 
-_RACK_SMS = 32
+_HYBRIDEP_SMS = 32
+#: Models whose recipes take NCCL's all-to-all instead (workload_base_configs.py), on which systems and stacks.
+_ALL_TO_ALL: Mapping[str, Callable[[System, str], bool]] = {
+    "gpt-oss-120b": lambda _, stack: stack == "megatron",
+    "qwen3-235b-a22b": lambda system, _: system.rack is None,
+}
 
 
 class MegatronBridge(CommandFormat):
@@ -46,24 +51,31 @@ class MegatronBridge(CommandFormat):
         check_whole_training(record, "phase")
         model, system = model_of(record, "model"), system_of(record, record.text("system"))
         gpus, samples, micro_batch = (record.whole(name) for name in ("gpus", "global_batch", "micro_batch"))
-        division = division_of(record, gpus)
+        division, stack = division_of(record, gpus), stack_of(record, record.text("precision"))
         command = nemo_command(
             model,
             division,
-            stack_of(record, record.text("precision")),
+            stack,
             products=recipe_of(record.text("precision")),
             micro_batch=micro_batch,
             micro_batches=division.micro_batches(record, samples, micro_batch),
             gpu=system.gpu,
             topology=system.topology(gpus),
             seq=record.whole("seq_len"),
-            option=(f"deepep_sms={_RACK_SMS}",) if system.rack and division.ep > 1 else (),
+            **(_transport(model.name, system, stack) if division.ep > 1 else {}),
         )
         label = f"{record.text('model')} {division.label} batch={samples}/{micro_batch} {record.text('precision')}"
         label += f" {record.text('system')} {record.text('release')}"
         return Row(
             label, model.name, record.number("step_time_s"), "s", command, gpu=system.gpu, framework="Megatron-Bridge"
         )
+
+
+def _transport(model: str, system: System, stack: str) -> dict[str, Any]:
+    """Return the options of what carries tokens to experts."""
+    if model in _ALL_TO_ALL and _ALL_TO_ALL[model](system, stack):
+        return {"ep_transport": None}
+    return {"ep_transport": "hybridep", "option": (f"deepep_sms={_HYBRIDEP_SMS}",)}
 
 
 FORMATS = (MegatronBridge(),)

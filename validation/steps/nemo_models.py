@@ -130,7 +130,8 @@ def nemo_command(
     Its dispatcher sends tokens in their own dtype, whatever its products are in.
     """
     if division.ep > 1:
-        options |= {"ep_transport": "deepep"}
-        option += ("load=balanced", "deepep_dispatch=as-is")
+        options = {"ep_transport": "deepep"} | options
+        option += ("load=balanced",)
+        option += ("deepep_dispatch=as-is",) if options["ep_transport"] else ()
     layers = getattr(model, "layers", 1)
     return megatron_command(model.name, layers, division, stack=stack, option=option, **options)

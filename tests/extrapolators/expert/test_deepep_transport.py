@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import draw, planned
+from traces import draw, operators_of, planned
 
 from triosim import describe, rank_memory, simulate
 from triosim.errors import OptionError
@@ -59,6 +60,26 @@ def test_without_it_nccl_carries_them() -> None:
     assert [task.transport for task in exchanges(plan)] == [None] * 4
 
 
+@pytest.mark.parametrize(("transport", "copies"), [("nccl", 4), ("deepep", 0), ("hybridep", 0)])
+def test_rows_are_copied_into_order_after_all_to_alls_alone(transport: str, copies: int) -> None:
+    """DeepEP's kernels send tokens, which the layer's own permutation turns into rows."""
+
+    def count(parallel: str) -> int:
+        plan = planned(MIXTRAL, parallel, options={"load": "balanced"}, ep_transport=transport)
+        return sum(one.name == "aten::index" for one in operators_of(draw(plan.tasks(0))))
+
+    assert count("dp=4,ep=4") - count("dp=4") == copies
+
+
+def test_hybridep_sends_as_deepep_does_by_its_own_kernels() -> None:
+    hybrid, deepep = (
+        transports(planned(MIXTRAL, "dp=4,ep=4", options={"load": "balanced"}, ep_transport=name))
+        for name in ("hybridep", "deepep")
+    )
+    assert [one.library for one in hybrid] == ["hybridep"] * 4
+    assert [replace(one, library="deepep") for one in hybrid] == deepep
+
+
 def test_few_tokens_of_an_inference_pass_take_the_low_latency_kernels() -> None:
     """Which send a token to each of its experts: 32 rows."""
     few = experts("dp=4,ep=4", training=False)
@@ -67,6 +88,8 @@ def test_few_tokens_of_an_inference_pass_take_the_low_latency_kernels() -> None:
     trace = describe("mixtral-8x7b", layers=1, batch=1, sequence=256, dtype="bf16", gpu="H100")
     many = planned(trace, "dp=8,ep=8", training=False, ep_transport="deepep")
     assert [one.low_latency for one in transports(many)] == [False, False]
+    hybrid = planned(MIXTRAL, "dp=4,ep=4", training=False, ep_transport="hybridep", options={"load": "balanced"})
+    assert [one.low_latency for one in transports(hybrid)] == [False, False]
 
 
 def test_drawn_loads_go_where_they_were_drawn_to() -> None:
@@ -147,6 +170,13 @@ def test_its_buffers_are_held_all_the_time(mixtral: Trace) -> None:
     assert max(item.nbytes for item in items if item.category == "communication") == 10 * 8 * 256 * (
         4096 * 2 + 128 * 16
     )
+
+
+def test_hybridep_has_room_for_the_tokens_of_all_ranks_twice(mixtral: Trace) -> None:
+    """Eight ranks of 512 tokens of 4,096 values of 2 bytes: what is dispatched, and what is combined."""
+    memory = rank_memory(mixtral, "dp=8,ep=8", ep_transport="hybridep", options={"load": "balanced"})
+    items = memory.report().usage.lifetimes.items
+    assert max(item.nbytes for item in items if item.category == "communication") == 2 * 8 * 512 * 4096 * 2
 
 
 def test_a_network_that_knows_no_transports_sends_the_same_bytes(mixtral: Trace) -> None:

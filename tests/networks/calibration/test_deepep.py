@@ -12,6 +12,7 @@ from triosim.networks import AnalyticalNetwork, PacketNetwork, Topology
 from triosim.networks.calibration import deepep
 from triosim.networks.calibration.deepep import (
     BetweenNodes,
+    DeepEPCollectives,
     DeepEPConstants,
     DeepEPSystem,
     LowLatencyKernel,
@@ -113,6 +114,17 @@ def test_a_kernel_is_launched_filled_and_limited_by_its_multiprocessors() -> Non
     time = kernel_time(kernel, Exchange((), (), 4, 1, 450, 0), 0.0, 0.0, SYSTEM, FITTED)
     assert time.latency == pytest.approx(10e-6 + 0.1e-6 + 3e-6)
     assert time.moving == pytest.approx((450 * 3e-6 + 150 * 6e-6) / 20)
+
+
+@pytest.mark.parametrize(("ranks", "sms", "published"), [(8, 16, 550e9), (16, 32, 523e9), (32, 32, 484e9)])
+def test_hybridep_dispatches_as_fast_as_it_publishes(ranks: int, sms: int, published: float) -> None:
+    """Of the bytes that a GPU of a GB200 rack receives: 4,096 tokens of 7,168 values in bf16, eight experts a GPU."""
+    kernel = DeepEP("dispatch", 4096, 14336.0, 8, 8 * ranks, sms=sms, library="hybridep")
+    rack = Topology.load(f"gb200-nvl72(gpus={ranks}, gpus_per_node={ranks})")
+    seconds = DeepEPCollectives(rack, rack).seconds(range(ranks), kernel)
+    received = 4096 * ranks * reached(8, kernel) * 14336
+    assert received / seconds == pytest.approx(published, rel=0.12)
+    assert DeepEPCollectives(rack, rack).seconds(range(ranks), replace(kernel, library="deepep")) > seconds
 
 
 def test_over_nodes_there_are_hops_forwards_and_cards() -> None:
