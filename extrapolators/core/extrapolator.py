@@ -9,7 +9,7 @@ micro-batches (pipelines). They are applied in this order, whatever order the us
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from triosim.config import Option, RunConfig
 from triosim.errors import OptionError
@@ -42,6 +42,8 @@ class Extrapolator:
       along this axis too; ``shards_optimizer``: each keeps the optimizer states of a share of the parameters.
     - ``identical_ranks``: whether all ranks along the axis do the same, so that one can be simulated for all (True),
       or differ along this axis alone (False). With None (not known) every rank is simulated.
+    - ``of_operators_alone``: whether ``transform`` depends on operators, size and declared options alone: plans that
+      differ in mesh, schedule or hooks share what it returns.
     - ``options`` declares the options that it reads. Their values are attributes of ``config``, as are those of the run
       (``config.training``).
     """
@@ -54,6 +56,7 @@ class Extrapolator:
     sums_gradients: ClassVar[bool] = False
     shards_optimizer: ClassVar[bool] = False
     identical_ranks: ClassVar[bool | None] = None
+    of_operators_alone: ClassVar[bool] = False
     options: ClassVar[tuple[Option, ...]] = ()
 
     _lowering: Lowering | None = None
@@ -107,6 +110,11 @@ class Extrapolator:
     def read_options(self) -> tuple[Option, ...]:
         """The options that it declares, and those of the parts that it uses."""
         return self.options
+
+    @property
+    def option_values(self) -> tuple[Any, ...]:
+        """The values of the options that it reads."""
+        return tuple([getattr(self.config, option.name) for option in self.read_options])
 
     # ---- for ``tasks`` ------------------------------------------------------------------------------------------
 

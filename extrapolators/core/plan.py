@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain, product, takewhile
 
+from triosim import gpus as catalogue
 from triosim.compute.compute_model import ComputeModel
 from triosim.config import Option, RunConfig, takes_text
 from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.flags import GRADIENT_DTYPE
+from triosim.extrapolators.core.kept_programs import KEPT, ProgramSource, of_operators_alone
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.memory import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
@@ -127,14 +129,17 @@ def plan(
     """
     parallelisms = Parallelisms.of(parallel, gpus, config)
     batch_size, micro_batches = batches(parallelisms, config, trace.batch_size)
+    schedule = accumulate(micro_batches)
+    composition = _Composition(parallelisms, config)
     begun = replace(
-        _program(trace, batch_size, micro_batches, config, model),
+        composition.begun(trace, batch_size // micro_batches, model),
+        schedule=schedule if config.training else schedule.forward_alone(),
         data_axes=parallelisms.data_axes,
         sharded_axes=parallelisms.sharded_axes,
         slowdown=slowdown,
     )
     different = config.iterations if parallelisms.is_random else 1
-    programs = _Composition(begun, parallelisms, config).programs(different)
+    programs = composition.programs(begun, different)
     lowerings, differences = _lowered(programs, parallelisms.mesh, config)
     program, writer = programs[0][0], parallelisms.task_writer
     notes = program.notes
@@ -184,33 +189,59 @@ class _Composition:
     Transforms ahead of the first random parallelism are the same in all iterations, and applied once.
     """
 
-    def __init__(self, program: Program, parallelisms: Parallelisms, config: RunConfig) -> None:
-        self._parallelisms = parallelisms
+    def __init__(self, parallelisms: Parallelisms, config: RunConfig) -> None:
+        self._parallelisms, self._config = parallelisms, config
         hooks = [*parallelisms.at("hooks"), *parallelisms.default_reduction(config)]
         before, after = parallelisms.at("operators"), [*hooks, *parallelisms.at("schedule")]
-        transforms = [
+        self._transforms = [
             *map(self._transform, before),
             lambda program: recomputed(program, config.recompute),
             *map(self._transform, after),
         ]
         random = [part is not None and part.is_random for part in (*before, None, *after)]
-        first = random.index(True) if any(random) else 0
-        self._rest = transforms[first:]
-        self._begun = _applied(transforms[:first], program)
+        self._first_random = random.index(True) if any(random) else 0
+        self._alone = list(takewhile(of_operators_alone, before))
+        self._recomputed_alone = len(self._alone) == len(before)
 
-    def programs(self, iterations: int) -> list[list[Program]]:
+    def begun(self, trace: Trace, batch_size: int, model: ComputeModel) -> Program:
+        """Return a trace's program with the transforms that depend on its operators alone, which later plans share."""
+        config = self._config
+        source = ProgramSource(
+            trace,
+            catalogue.get(trace.gpu),
+            model.identity,
+            batch_size,
+            config.training,
+            config.value_of(GRADIENT_DTYPE),
+            config.fold is not False,
+        )
+        program = KEPT.get(source, lambda: _program(trace, batch_size, config, model))
+        steps: list[Hashable] = [(type(part), part.axis, part.size, part.option_values) for part in self._alone]
+        for step, transform in zip([*steps, config.recompute], self._transforms[: self._begun], strict=False):
+            source = source.after(step)
+            program = KEPT.get(source, partial(transform, program))
+        return program
+
+    @property
+    def _begun(self) -> int:
+        """The number of transforms that ``begun`` applies."""
+        return len(self._alone) + self._recomputed_alone
+
+    def programs(self, begun: Program, iterations: int) -> list[list[Program]]:
         """Return each iteration's programs, one for each coordinate along the axes whose ranks run different programs.
 
         Pipeline stages start at the same layers in all of them, where it is best in the mean.
         """
         axes = self._parallelisms.program_axes
-        begun, found = self._begun, list[list[Program]]()
+        first = max(self._first_random, self._begun)
+        begun, rest = _applied(self._transforms[self._begun : first], begun), self._transforms[first:]
+        found = list[list[Program]]()
         if self._parallelisms.is_random and self._parallelisms.at("schedule"):
-            begun = replace(begun, stage_starts=_applied(self._rest, begun).stage_starts)
+            begun = replace(begun, stage_starts=_applied(rest, begun).stage_starts)
         for iteration in range(iterations):
             variants = []
             for coordinates in product(*([(name, index) for index in range(size)] for name, size in axes)):
-                variants.append(_applied(self._rest, replace(begun, iteration=iteration, coordinates=coordinates)))
+                variants.append(_applied(rest, replace(begun, iteration=iteration, coordinates=coordinates)))
                 begun = replace(begun, stage_starts=variants[0].stage_starts)
             found.append(variants)
         return found
@@ -266,13 +297,12 @@ def _replica_batch(config: RunConfig, replicas: int) -> int | None:
     return config.global_batch_size // replicas
 
 
-def _program(trace: Trace, batch_size: int, micro_batches: int, config: RunConfig, model: ComputeModel) -> Program:
-    """Return the trace as the program of one replica, in the shapes of a micro-batch."""
+def _program(trace: Trace, batch_size: int, config: RunConfig, model: ComputeModel) -> Program:
+    """Return the trace as the program of one replica, in the shapes of a micro-batch of ``batch_size`` samples."""
     if not any(operator.phase == "forward" for operator in trace.operators):
         raise TraceError("the trace has no operator of the forward pass", where=trace.source or None)
     model.fit(trace)
-    size = batch_size // micro_batches
-    schedule = accumulate(micro_batches)
+    schedule = accumulate(1)
     program = Program(
         (single_stage(trace.operators, training=config.training),),
         model,
@@ -280,13 +310,11 @@ def _program(trace: Trace, batch_size: int, micro_batches: int, config: RunConfi
         gradient_dtype=config.value_of(GRADIENT_DTYPE),
         training=config.training,
         gpu=trace.gpu,
-        batch_size=size,
+        batch_size=batch_size,
         deduplicate=config.fold is not False,
     )
     if strange := unknown(trace.operators):
         program = program.noted(f"unknown operators, assumed to be memory-bound: {', '.join(strange)}")
-    found = rescaled(program.operators, trace.batch_size, size)
-    return program.noted(*found.notes).reshaped(
-        {operator.id: operator for operator in found.operators},
-        note=f"operator times are predicted for batch size {size} from those of the trace at {trace.batch_size}",
-    )
+    found = rescaled(program.operators, trace.batch_size, batch_size)
+    note = f"operator times are predicted for batch size {batch_size} from those of the trace at {trace.batch_size}"
+    return program.noted(*found.notes).reshaped({operator.id: operator for operator in found.operators}, note=note)

@@ -38,6 +38,7 @@ class ContextParallel(Extrapolator):
     axis = "cp"
     level = "operators"
     identical_ranks = True
+    of_operators_alone = True
     order = CONTEXT_ORDER
     sums_gradients = True
     options = (

@@ -44,6 +44,7 @@ class TensorParallel(Extrapolator):
     axis = "tp"
     level = "operators"
     identical_ranks = True
+    of_operators_alone = True
     order = TENSOR_ORDER
     options = (
         TP_STYLE, SEQUENCE_PARALLEL, GRADIENT_DTYPE,

@@ -6,7 +6,7 @@ A model is not asked for an operator that was measured in the shapes that it has
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,14 @@ def checked(estimates: object, operators: Sequence[Operator], model: ComputeMode
 
 class ComputeModel(ABC):
     """Estimates operator times. Plug-ins derive from it: entry point group ``triosim.compute_models``."""
+
+    @property
+    def identity(self) -> Hashable | None:
+        """What estimates follow from beside the trace that the model is fitted to; None where that is not known.
+
+        Models of one identity are the same, and what one of them has priced is kept.
+        """
+        return None
 
     def fit(self, trace: Trace) -> None:  # noqa: B027 - a model may come fitted
         """Learn from the operators of a trace. The default learns nothing."""

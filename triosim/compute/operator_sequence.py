@@ -105,6 +105,12 @@ class OperatorNumbers:
         self._found: dict[Hashable, int] = {}
         self._sizes: dict[Hashable, int] = {}  # a number for each size of a tensor: numbers compare faster than shapes
 
+    def __copy__(self) -> OperatorNumbers:
+        """Return numbers that go on from these, apart from them."""
+        other = OperatorNumbers()
+        other._found, other._sizes = dict(self._found), dict(self._sizes)
+        return other
+
     def of(self, operators: OperatorSequence) -> list[int]:
         """Return the number of each operator. Backward operators differ where those that they differentiate do."""
         forwards = operators.forward_rows

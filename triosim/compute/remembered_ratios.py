@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from copy import copy
 
 import numpy as np
 
@@ -20,6 +21,14 @@ class RememberedRatios:
         self._seconds: list[float] = []
         self._errors: list[float] = []
         self._models: list[str] = []
+
+    def __copy__(self) -> RememberedRatios:
+        """Return what is remembered so far; what either is asked from now on the other does not know."""
+        other = RememberedRatios()
+        other._numbers, other._before = copy(self._numbers), self._before
+        other._known, other._models = dict(self._known), list(self._models)
+        other._seconds, other._errors = list(self._seconds), list(self._errors)
+        return other
 
     def of(
         self,

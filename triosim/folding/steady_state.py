@@ -1,6 +1,6 @@
 """The steady state of a step of many micro-batches: one period of it is simulated, and stands for those that are left out.
 
-A schedule repeats itself between its warm-up and its cool-down (:mod:`triosim.extrapolators.core.schedule_period`). A run of
+A schedule repeats itself between its warm-up and its cool-down (:mod:`triosim.folding.schedule_period`). A run of
 the same schedule with fewer periods is watched: where two periods after each other take equally long, in which every rank
 computes at the same instants, every transfer arrives, starts and ends at the same instants, and every host is as far ahead of
 its GPU at the end as at the beginning, all periods between them and the cool-down would, because what happens next depends on
@@ -22,9 +22,9 @@ from triosim.engine.intervals import Interval, Intervals
 from triosim.engine.recording import RankRecord, TransferInterval, TransferIntervals, TransferKey
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.plan import ParallelPlan
-from triosim.extrapolators.core.schedule_period import period_of, shortened
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.extrapolators.core.training_loop import PERIOD_BEGINS
+from triosim.folding.schedule_period import period_of, shortened
 from triosim.networks.base import Network
 from triosim.networks.extensions import ErrorEstimator, FigureReporter, LinkCounter
 from triosim.networks.topology import NodeRef

@@ -67,9 +67,9 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
     return described(name, choices, gpu=gpu, compute_model=plugins.make(kind, options=parsed(kind, config.options)))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _described(name: str, files: Hashable, choices: StepChoices, gpu: str) -> Trace:
-    """Return a described trace; strategies that are compared describe the same few steps again.
+    """Return a described trace; configurations that are compared describe the same few steps again.
 
     ``files`` is what the trace depends on beside its options: the state of its config, and of the user's own models.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from statistics import median
 
 from triosim.config import RunConfig
@@ -48,9 +49,10 @@ def median_host_seconds(trace: Trace) -> float:
 
 def _launched(subject: Subject, seconds: float) -> Subject:
     """Return a subject whose every operator that launches a kernel costs the host so long; a view costs nothing."""
+    return subject.changed(partial(_with_host_seconds, seconds=seconds))
 
-    def change(trace: Trace) -> Trace:
-        operators = [one.with_host_seconds(seconds if one.seconds else None) for one in trace.operators]
-        return replace(trace, operators=tuple(operators))
 
-    return subject.changed(change)
+@lru_cache(maxsize=16)
+def _with_host_seconds(trace: Trace, seconds: float) -> Trace:
+    operators = [one.with_host_seconds(seconds if one.seconds else None) for one in trace.operators]
+    return replace(trace, operators=tuple(operators))

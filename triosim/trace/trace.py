@@ -221,6 +221,10 @@ class Trace:
     marks: tuple[Mark, ...] = ()
     storages: tuple[Storage, ...] = ()
 
+    def __hash__(self) -> int:
+        """Return the hash of what is short: traces are keys of what is kept, and equal ones are mostly one object."""
+        return hash((self.model, self.gpu, self.batch_size, self.times, self.source, len(self.operators)))
+
     def __post_init__(self) -> None:
         if not self.operators:
             raise TraceError("the trace has no operators", where=self.source or None, fix="capture at least one step")

@@ -14,7 +14,8 @@ equal errors, the model named first above is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 
@@ -62,10 +63,22 @@ class AutoComputeModel(ComputeModel):
         self._roofline = Roofline()
         self._ratios: dict[str, RememberedRatios] = {}  # by GPU
 
+    @property
+    def identity(self) -> Hashable:
+        """The user's own models, and whether operators are those of a step."""
+        return type(self), self._sustained, model_files.own_files()
+
+    def __copy__(self) -> AutoComputeModel:
+        """Return a model that is fitted to the same, and remembers apart from this one what it is asked."""
+        other = AutoComputeModel(sustained=self._sustained)
+        other._linear, other._roofline = self._linear, self._roofline
+        other._ratios = {gpu: copy(known) for gpu, known in self._ratios.items()}
+        return other
+
     def fit(self, trace: Trace) -> None:
         """Fit the models that learn within the trace."""
         self._ratios = {}
-        self._linear = Linear()
+        self._linear, self._roofline = Linear(), Roofline()
         operators = OperatorSequence(trace.operators)
         self._linear.learn(operators, trace.gpu)
         self._roofline.learn(operators, trace.gpu)

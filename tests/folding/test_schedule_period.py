@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from triosim.config import RunConfig
-from triosim.extrapolators.core.schedule_period import SchedulePeriod, period_of, shortened
 from triosim.extrapolators.core.schedule_table import ScheduleTable, accumulate
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
+from triosim.folding.schedule_period import SchedulePeriod, period_of, shortened
 
 
 def table(name: str, ranks: int, micro_batches: int, **options: Any) -> ScheduleTable:

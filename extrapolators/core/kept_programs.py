@@ -1,0 +1,76 @@
+"""Programs that plans of one trace begin with, kept for later plans of the same process.
+
+Configurations of a search differ in schedule, mesh and hooks more often than in the shards of a rank: its operators are divided
+and priced once for all of them. A program is known by all that it was made from, so what is found is what would be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from copy import copy
+from dataclasses import dataclass, replace
+
+from triosim.extrapolators.core.extrapolator import Extrapolator
+from triosim.extrapolators.core.program import Program
+from triosim.gpus import Gpu
+from triosim.trace import Trace
+
+#: Operators of all programs that are kept, at most about 250 MB: programs share many.
+MOST_KEPT = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSource:
+    """All that a program without stages and hooks follows from.
+
+    ``model`` is the identity of the compute model, ``batch_size`` that of a micro-batch. ``steps`` are the parallelisms that
+    have been applied, with their options, and the policy of recomputation.
+    """
+
+    trace: Trace
+    gpu: Gpu | None
+    model: Hashable | None
+    batch_size: int
+    training: bool
+    gradient_dtype: str | None
+    deduplicate: bool
+    steps: tuple[Hashable, ...] = ()
+
+    def after(self, step: Hashable) -> ProgramSource:
+        """Return the source of the program that a step makes of this one."""
+        return replace(self, steps=(*self.steps, step))
+
+    def __hash__(self) -> int:
+        return hash((self.trace, self.model, self.batch_size, self.training, self.steps))
+
+
+def of_operators_alone(part: Extrapolator) -> bool:
+    """Whether a parallelism's program depends on nothing else; each class says so for itself, as a derived one may differ."""
+    return bool(vars(type(part)).get("of_operators_alone"))
+
+
+class KeptPrograms:
+    """Programs by their sources, up to ``most`` operators together: those used last."""
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
+        self._programs: dict[ProgramSource, Program] = {}
+        self._operators = 0
+
+    def get(self, source: ProgramSource, make: Callable[[], Program]) -> Program:
+        """Return the program of a source, with a model of its own, which remembers nothing of other plans."""
+        if source.model is None:
+            return make()
+        program = self._programs.pop(source, None)
+        if program is None:
+            program = make()
+            self._operators += len(program.operators)
+        self._programs[source] = program  # as the one used last
+        while self._operators > self._most:
+            oldest = next(iter(self._programs))
+            self._operators -= len(self._programs.pop(oldest).operators)
+        return replace(program, model=copy(program.model))
+
+
+#: Those of this process.
+KEPT = KeptPrograms()
