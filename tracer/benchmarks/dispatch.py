@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from triosim.trace import Operator
+from triosim.tracer.benchmarks import fused_kernels
+from triosim.tracer.benchmarks.not_callable import NotCallable
 
 #: Arguments that a trace may leave out and that no operator's time depends on, by their names.
 _USUAL: Mapping[str, Any] = {
@@ -20,14 +22,14 @@ _USUAL: Mapping[str, Any] = {
 _AMSGRAD = "max_exp_avg_sqs"
 
 
-class NotCallable(NotImplementedError):
-    """An operator cannot be called with what a trace says of it."""
-
-
 def bind(torch: Any, operator: Operator, tensors: Sequence[Any]) -> Callable[[], Any]:
     """Return a function without arguments that runs an operator on tensors of its inputs' shapes. Raises ``NotCallable``."""
+    if made := fused_kernels.bind(torch, operator, tensors):
+        return made
     if "scaled_mm" in operator.name:  # the second factor lies by columns
         tensors = [tensors[0], tensors[1].t().contiguous().t(), *tensors[2:]]
+    if "grouped_mm" in operator.name:
+        tensors = _with_even_groups(torch, operator, tensors)
     packet = getattr(torch.ops.aten, operator.name.removeprefix("aten::").partition(".")[0], None)
     if packet is None:
         raise NotCallable("PyTorch has no such operator")
@@ -46,6 +48,16 @@ def bind(torch: Any, operator: Operator, tensors: Sequence[Any]) -> Callable[[],
     positional = [value for name, value, keyword in arguments if not keyword]
     named = {name: value for name, value, keyword in arguments if keyword}
     return lambda: overload(*positional, **named)
+
+
+def _with_even_groups(torch: Any, operator: Operator, tensors: Sequence[Any]) -> list[Any]:
+    """Return the tensors of a grouped product with groups of equal sizes: their ends among the rows of its first factor."""
+    first, second = operator.inputs[:2]
+    both_flat = len(second.shape) == 2  # the groups lie along what is summed over
+    groups, length = (operator.outputs[0].shape[0], first.shape[1]) if both_flat else (second.shape[0], first.shape[0])
+    ends = [length * (number + 1) // groups for number in range(groups)]
+    made = torch.tensor(ends, dtype=torch.int32, device=tensors[0].device)
+    return [made if place == 2 else tensor for place, tensor in enumerate(tensors)]
 
 
 def _overloads(packet: Any) -> Iterator[Any]:

@@ -27,6 +27,7 @@ from triosim.output_files import check_writable
 from triosim.trace import Operator, Tensor, dtype_name
 from triosim.tracer.benchmarks import cases, dispatch, planned_cases
 from triosim.tracer.benchmarks.cases import BENCHMARKS, BenchmarkCase, SizeLimits
+from triosim.tracer.benchmarks.software import versions
 from triosim.tracer.benchmarks.timers import CallTimer, CpuTimer, CudaTimer
 from triosim.tracer.pytorch_version import require_torch
 
@@ -77,7 +78,7 @@ def measure(
     planned = None if plan.file is None else planned_cases.read(plan.file)
     check_writable(path)
     timer, name = _device(torch, device)
-    table = _MeasurementTable(path, name, _software(torch, timer))
+    table = _MeasurementTable(path, name, versions(torch, timer.device))
     order = _drawn(plan, plan.limits or _limits(torch, timer, name)) if planned is None else planned
     until = time.monotonic() + (math.inf if plan.seconds is None else plan.seconds)
     too_large = []
@@ -113,11 +114,6 @@ def _drawn(plan: MeasurementPlan, limits: SizeLimits) -> list[tuple[str, Callabl
         for benchmark in names
         for dtype in dtypes
     ]
-
-
-def _software(torch: Any, timer: CallTimer) -> str:
-    """Return the versions that a time depends on."""
-    return f"torch {torch.__version__}" + (f", CUDA {torch.version.cuda}" if timer.device == "cuda" else "")
 
 
 class _MeasurementTable:

@@ -42,6 +42,14 @@ def pattern_of(inputs: Sequence[Dims], outputs: Sequence[Dims]) -> str:
     return f"{', '.join(patterns[: len(inputs)])} -> {', '.join(patterns[len(inputs) :])}"
 
 
+def axes_of_pattern(
+    pattern: str, shapes: Sequence[tuple[int, ...]]
+) -> tuple[tuple[tuple[Terms, ...], ...], dict[str, int]]:
+    """Return the terms of each dimension of a kernel's tensors, and the sizes of the axes, as far as the shapes tell them."""
+    tensors = _read(pattern)
+    return tensors, _sizes(tensors, shapes)
+
+
 def dims_by_pattern(pattern: str, shapes: Sequence[tuple[int, ...]], known: Sequence[Dims | None]) -> list[Dims] | None:
     """Return the dimensions of a kernel's inputs and outputs, those that are ``known`` joined with the others.
 

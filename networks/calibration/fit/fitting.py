@@ -33,13 +33,19 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCollective:
-    """One measured collective: ``nbytes`` as nccl-tests counts them; ``nodes`` is the number of nodes that its GPUs span."""
+    """One measured collective: ``nbytes`` as nccl-tests counts them; ``nodes`` is the number of nodes that its GPUs span.
+
+    ``compute_slowdown`` is how many times longer products took beside it, ``collective_slowdown`` it beside them; None where
+    that was not measured.
+    """
 
     kind: str
     gpus: int
     nbytes: float
     seconds: float
     nodes: int = 1
+    compute_slowdown: float | None = None
+    collective_slowdown: float | None = None
 
 
 REACH = 2.0  # e-folds of size over which residuals are smoothed

@@ -1,8 +1,9 @@
 """Reads measured collectives: tables of comma-separated values, and the output of nccl-tests.
 
 A table has the columns ``gpus`` (or ``num_gpus``), ``bytes`` and one of ``latency_ns``, ``latency_us``, ``time_us``,
-``latency_ms``, ``seconds``; and, if it is about several, ``collective``, ``system`` (or ``gpu``) and ``nodes``; others are for
-people. Without ``collective``, the file's name says which one it was.
+``latency_ms``, ``seconds``; if it is about several, ``collective``, ``system`` (or ``gpu``) and ``nodes``; and, of what was
+measured beside products, ``compute_slowdown`` and ``collective_slowdown``; others are for people. Without ``collective``, the
+file's name says which one it was.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from triosim.networks.calibration.stored import KINDS
 TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "time_us": 1e-6, "latency_ms": 1e-3, "seconds": 1.0}
 COUNTS = ("gpus", "num_gpus")  # the columns that may say how many GPUs a group has
 SYSTEMS = ("system", "gpu")  # those that may say where a row was measured
+SLOWDOWNS = ("compute_slowdown", "collective_slowdown")  # those of a row that was measured beside products
 _PLAIN = {kind.replace("_", ""): kind for kind in KINDS}
 COLLECTIVE_FIX = "add a column 'collective', or give one, such as --collective all_reduce"
 
@@ -117,7 +119,8 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
             raise TriosimError(f"{gpus} GPUs on {nodes} nodes", where=where, fix="a collective has 2 GPUs or more")
         of_row = kind_of(line["collective"], where) if "collective" in names else str(kind)
         nbytes, seconds = _whole(line["bytes"], "bytes", where), positive(line[time], time, where) * TIMES[time]
-        rows.append(MeasuredCollective(of_row, gpus, float(nbytes), seconds, nodes))
+        slowed = [positive(line[name], name, where) if line.get(name) else None for name in SLOWDOWNS]
+        rows.append(MeasuredCollective(of_row, gpus, float(nbytes), seconds, nodes, *slowed))
     if not rows:
         raise TriosimError("holds no rows", where=place, fix="give at least one row under the header")
     return rows

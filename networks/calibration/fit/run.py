@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
@@ -65,7 +66,10 @@ def calibrate(
     else:
         found = fitting.fit(rows, per_node, f"fitted to {source}", calibration_of(system))
         _say_errors(rows, progress)
-    mapping = {**topology_file.as_mapping(topology), "calibration": stored.to_mapping(found)}
+    beside = _slowdowns(rows)
+    for name, factors in beside.items():
+        progress(f"{name.replace('_', ' ')}: {', '.join(f'{kind} {factor:g}' for kind, factor in factors.items())}")
+    mapping = {**topology_file.as_mapping(topology), **beside, "calibration": stored.to_mapping(found)}
     with output.writing_text(destination) as file:
         yaml.safe_dump(mapping, file, sort_keys=False, width=120)
     return found
@@ -82,6 +86,16 @@ def _moved(system: Topology, rows: Sequence[MeasuredCollective], note: str) -> C
             raise TriosimError(f"has no {row.kind} of {row.gpus} GPUs to adjust", where=system.name, fix=fix)
         found = found.observed(row.kind, row.gpus, row.nbytes, row.seconds, ONLINE_RATE)
     return replace(found, note=f"{found.note}; {note}")
+
+
+def _slowdowns(rows: Sequence[MeasuredCollective]) -> dict[str, dict[str, float]]:
+    """Return a topology file's slow-downs beside computation: medians over the sizes, by collective, where any was measured."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        for name in measured.SLOWDOWNS:
+            if (factor := getattr(row, name)) is not None:
+                found.setdefault(name, {}).setdefault(row.kind, []).append(factor)
+    return {name: {kind: round(median(factors), 3) for kind, factors in kinds.items()} for name, kinds in found.items()}
 
 
 def _say_errors(rows: Sequence[MeasuredCollective], progress: Progress) -> None:

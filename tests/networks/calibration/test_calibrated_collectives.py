@@ -11,6 +11,7 @@ import pytest
 import simpy
 
 from triosim import Topology, cli
+from triosim.conditions.parsing import conditions_of
 from triosim.errors import TopologyError
 from triosim.networks import AnalyticalNetwork, PacketNetwork
 from triosim.networks.calibration import stored
@@ -330,6 +331,21 @@ def test_a_calibrated_topology_is_a_file_that_says_the_same_again(run: Run, tmp_
     again = tmp_path / "again.yaml"
     assert run("calibrate", "network", table, "-t", calibrated, "-o", again)[0] == 0
     assert again.read_text() == calibrated.read_text()
+
+
+def test_what_was_measured_beside_products_becomes_the_slow_downs_of_the_topology(run: Run, tmp_path: Path) -> None:
+    """The median of three sizes; a row without either says nothing."""
+    sizes = [(2**20, "1.1,1.5"), (2**21, "1.3,1.6"), (2**22, "1.2,1.4"), (2**10, ",")]
+    lines = [f"all_reduce,8,{nbytes},{nbytes / 1e5},{beside}" for nbytes, beside in sizes]
+    header = "collective,num_gpus,bytes,latency_us,compute_slowdown,collective_slowdown"
+    table, made = tmp_path / "t.csv", tmp_path / "box.yaml"
+    table.write_text("\n".join([header, *lines]) + "\n")
+    status, _, err = run("calibrate", "network", table, "-t", "switch(8, bandwidth=250 GB/s)", "-o", made)
+    assert status == 0
+    assert "compute slowdown: all_reduce 1.2" in err
+    conditions = conditions_of(Topology.load(made))
+    assert conditions.interference.computation["all_reduce"] == 1.2
+    assert conditions.interference.communication["all_reduce"] == 1.5
 
 
 def test_a_topology_says_that_it_is_calibrated(run: Run) -> None:

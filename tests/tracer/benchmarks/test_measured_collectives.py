@@ -34,6 +34,19 @@ def test_two_processes_measure_each_collective_and_go_on_where_they_stopped(tmp_
     assert [row["collective"] for row in more[4:]] == ["reduce_scatter", "all_to_all", "broadcast"]
 
 
+def test_an_older_table_gets_the_slow_downs_of_what_runs_beside_products(tmp_path: Path) -> None:
+    """A row that was measured alone is measured again, and one of less than 1 MiB, which no product notices, is kept."""
+    sizes = ("--collectives", "all_reduce", "--least", "512KiB", "--most", "1MiB")
+    alone = measure(tmp_path / "t.csv", *sizes)
+    assert [row.pop("compute_slowdown") + row.pop("collective_slowdown") for row in alone] == ["", ""]
+    lines = [",".join(row) for row in (alone[0].keys(), *(row.values() for row in alone))]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    small, large = measure(tmp_path / "t.csv", *sizes, "--overlap")
+    assert small == {**alone[0], "compute_slowdown": "", "collective_slowdown": ""}
+    assert float(large["compute_slowdown"]) >= 1.0
+    assert float(large["collective_slowdown"]) >= 1.0
+
+
 def test_without_a_launcher_one_line_says_how_to_start_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,10 @@ class CalibrateCommands(LazyGroup):
             "triosim.cli.calibrate.measure",
             "Measure operators on the GPU (or CPU) at hand, for 'triosim calibrate compute'.",
         ),
+        "launches": (
+            "triosim.cli.calibrate.launches",
+            "Measure what launching an operator costs the host, for --host-overhead.",
+        ),
         "collectives": (
             "triosim.cli.calibrate.collectives",
             "Measure collectives between the processes that torchrun has started, for 'triosim calibrate network'.",

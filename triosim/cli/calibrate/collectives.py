@@ -21,6 +21,8 @@ OPTIONS = (
         "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast. By default all."),
     Option("least", "bytes", "1 KiB", metavar="SIZE", panel=GENERAL, unit="bytes", help="The smallest size."),
     Option("most", "bytes", "1 GiB", metavar="SIZE", panel=GENERAL, unit="bytes", help="The largest size."),
+    Option("overlap", "flag", False, panel=GENERAL, help=
+        "Also measure how much collectives from 1 MiB on and matrix products beside them slow each other."),
 )
 # fmt: on
 
@@ -37,7 +39,7 @@ def command(**given: Any) -> None:
     [cyan]triosim calibrate network measured.csv --topology dgx-h100 -o cluster.yaml[/]
     """
     names = [word.strip() for word in (given["collectives"] or "").split(",") if word.strip()]
-    plan = collectives.CollectivesPlan(names, int(given["least"]), int(given["most"]))
+    plan = collectives.CollectivesPlan(names, int(given["least"]), int(given["most"]), given["overlap"])
     rows = collectives.measure(plan, given["output"])
     if os.environ.get("RANK", "0") == "0":
         print(f"triosim: {rows} rows in {given['output']}", file=sys.stderr)

@@ -71,6 +71,9 @@ def run(
         progress(line)
     tables_of_families = measured.tables if together else _families(rows)
     models, elementwise_json = _fit_families(tables_of_families, progress, together=together)
+    for one in rows:
+        if one.software:
+            progress(f"rows of {one.gpu.name} with {one.software}")
     regressions = [found for one in rows for found in kind_fitting.fit(one, progress)]
     if not folder:
         model_files.save(models, path, regressions)

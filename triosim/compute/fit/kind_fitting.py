@@ -60,7 +60,8 @@ def fit(rows: OperatorRows, progress: Callable[[str], None] = lambda text: None)
             fitted[tuple(several)] = one
         of_class = kind.name.startswith("any ")
         measured = {} if of_class else every[tuple(several)].by_call()
-        regressions.append(replace(one, gpu=rows.gpu.name, key=kind, files=rows.source, measured=measured))
+        one = replace(one, gpu=rows.gpu.name, files=rows.source, software=rows.software)
+        regressions.append(replace(one, key=kind, measured=measured))
         if not of_class:
             progress(f"{regressions[-1]}: {100 * one.error:.0f}% off, {100 * one.beyond:.0f}% beyond these sizes")
     return regressions

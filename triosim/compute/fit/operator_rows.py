@@ -21,7 +21,7 @@ class OperatorRows:
     """Measured operators of one GPU.
 
     ``operators`` also holds the forward operators that backward ones refer to by id; ``measured`` are the indices of those that
-    were timed, and ``source`` names the files that they come from.
+    were timed, ``source`` names the files that they come from, and ``software`` the versions that they were measured with.
     """
 
     gpu: Gpu
@@ -29,6 +29,7 @@ class OperatorRows:
     measured: Rows
     source: str
     calls: Mapping[int, str] = field(default_factory=dict)
+    software: str = ""
 
     def __len__(self) -> int:
         return len(self.measured)
@@ -84,7 +85,8 @@ def _joined(parts: Sequence[OperatorRows]) -> OperatorRows:
             forward = None if operator.forward is None else operator.forward + largest
             operators.append(replace(operator, id=operator.id + largest, forward=forward))
     sources = dict.fromkeys(part.source for part in parts)
-    return OperatorRows(parts[0].gpu, tuple(operators), np.concatenate(measured), ", ".join(sources), calls)
+    software = "; ".join(dict.fromkeys(part.software for part in parts if part.software))
+    return OperatorRows(parts[0].gpu, tuple(operators), np.concatenate(measured), ", ".join(sources), calls, software)
 
 
 def by_gpu(parts: Sequence[OperatorRows]) -> list[OperatorRows]:

@@ -131,7 +131,8 @@ def operators(rows: Sequence[MeasuredOperator], gpu: Gpu, source: str, cache: st
             calls[len(made)] = row.call
         measured.append(len(made))
         made.append(one)
-    return OperatorRows(gpu, tuple(made), np.array(measured), source, calls) if made else None
+    software = "; ".join(dict.fromkeys(row.software for row in rows if row.software))
+    return OperatorRows(gpu, tuple(made), np.array(measured), source, calls, software) if made else None
 
 
 def shown(row: MeasuredOperator) -> str:

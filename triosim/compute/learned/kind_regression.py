@@ -90,6 +90,7 @@ class KindRegression:
     least: the shortest time that it predicts.
     error: the mean relative error of operators between ``smallest`` and ``largest`` (roofline seconds); beyond: that of others.
         Both come from ``rows`` measured calls of ``sizes`` sizes.
+    files, software: the names of their files, and the versions that they were measured with.
     measured: the times of the calls that were measured.
     """
 
@@ -106,6 +107,7 @@ class KindRegression:
     error: float = np.nan
     beyond: float = np.nan
     files: str = ""
+    software: str = ""
     trees: BoostedTrees | None = None
     measured: Mapping[str, float] = field(default_factory=dict)
 
