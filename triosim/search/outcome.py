@@ -89,7 +89,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is known of the point with this ``key``; ``bound_s`` is what its step takes at least."""
+    """What is known of the point with this ``key``.
+
+    ``bound_s`` is what its step takes at least, and ``at_bound`` has the figures that follow of a step that takes no longer.
+    """
 
     key: str
     state: State
@@ -97,6 +100,7 @@ class Outcome:
     bound_s: float | None = None
     memory: Memory | None = None
     figures: Figures | None = None
+    at_bound: Figures | None = None
 
     def __post_init__(self) -> None:
         assert self.state in STATES
@@ -109,9 +113,9 @@ class Outcome:
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Outcome:
         """Return the outcome that ``plain`` gave. Raises ``KeyError`` or ``TypeError`` for anything else."""
-        memory, figures = plain.get("memory"), plain.get("figures")
         given = {one.name: plain[one.name] for one in fields(cls) if one.name in plain}
-        return cls(**{**given, "memory": memory and Memory(**memory), "figures": figures and _figures(figures)})
+        readers = {"memory": lambda memory: Memory(**memory), "figures": _figures, "at_bound": _figures}
+        return cls(**given | {name: reader(given[name]) for name, reader in readers.items() if name in given})
 
 
 def _figures(plain: Mapping[str, Any]) -> Figures:
