@@ -73,7 +73,7 @@ def _predicted(asked: tuple[str, str, Row, Prediction | None]) -> Predicted | Re
     kind, name, row, known = asked
     try:
         said = formats.named(kind).predicted(row) if known is None else known
-        return Predicted(kind, name, row, said.value, said.low, said.high, said.doubts)
+        return Predicted(kind, name, row, said.value, said.low, said.high, said.doubts, said.fits)
     except TriosimError as error:
         refusal = type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix)
     except Exception as error:  # a mistake of ours in one row ends no table
@@ -223,7 +223,7 @@ def plain(found: Sequence[Predicted], refused: Sequence[Refused]) -> dict[str, o
             {
                 **{"table": one.table, "row": one.row.label, "model": one.row.model, "quantity": one.row.quantity},
                 **{"unit": one.row.unit, "measured": one.row.measured, "predicted": one.value, "error": one.error},
-                **{"line": one.row.line, "group": one.group, "low": one.low, "high": one.high},
+                **{"line": one.row.line, "group": one.group, "low": one.low, "high": one.high, "fits": one.fits},
                 "doubts": dict(one.doubts),
                 "command": _command(one),
             }

@@ -86,30 +86,36 @@ class Study:
         return True
 
     def evaluate(
-        self, simulate: Callable[[Iterable[Point]], Iterator[tuple[Point, Outcome]]], points: Iterable[Point]
+        self,
+        evaluate: Callable[[Iterable[Point]], Iterator[tuple[Point, Outcome]]],
+        points: Iterable[Point],
+        is_enough: Callable[[Outcome], bool] = lambda _: True,
     ) -> Iterator[tuple[Point, Outcome]]:
-        """Yield points with what is known of them, or what ``simulate`` finds, which is recorded.
+        """Yield points with what is known of them, if that ``is_enough``, or what ``evaluate`` finds, which is recorded.
 
-        Points that another process is at come last: with what it found, or simulated here if it is not through.
+        Points that another process is at come last: with what it found, or evaluated here if it is not through.
         """
         found: list[tuple[Point, Outcome]] = []
+
+        def is_known(point: Point) -> bool:
+            outcome = self.known(point.key)
+            if outcome is None or not is_enough(outcome):
+                return False
+            found.append((point, outcome))
+            return True
 
         def unknown() -> Iterator[Point]:
             taken: list[Point] = []
             for point in points:
-                if (outcome := self.known(point.key)) is not None:
-                    found.append((point, outcome))
-                elif self.claim(point.key):
+                if is_known(point):
+                    continue
+                if self.claim(point.key):
                     yield point
                 else:
                     taken.append(point)
-            for point in taken:
-                if (outcome := self.known(point.key)) is not None:
-                    found.append((point, outcome))
-                else:
-                    yield point
+            yield from (point for point in taken if not is_known(point))
 
-        for point, outcome in simulate(unknown()):
+        for point, outcome in evaluate(unknown()):
             self.record(outcome)
             yield point, outcome
             while found:

@@ -17,7 +17,7 @@ from validation.steps.rows import Row
 class Predicted:
     """A row and what the simulator said, by the format's name and the table's; ``low`` and ``high`` are its interval.
 
-    ``doubts`` are what that comes from, as parts of the value.
+    ``doubts`` are what that comes from, as parts of the value; ``fits`` is whether the step is said to fit in memory.
     """
 
     kind: str
@@ -27,6 +27,7 @@ class Predicted:
     low: float | None = None
     high: float | None = None
     doubts: Mapping[str, float] = field(default_factory=dict)
+    fits: bool = True
 
     @property
     def error(self) -> float:

@@ -41,13 +41,15 @@ class Row:
 class Prediction:
     """What the simulator says of a row's quantity, in its unit, and the ends of the 90% interval where it has one.
 
-    ``doubts`` are the expected errors that the interval comes from, by source, as parts of the value.
+    ``doubts`` are the expected errors that the interval comes from, by source, as parts of the value; ``fits`` is whether it
+    says that the step fits in memory.
     """
 
     value: float
     low: float | None = None
     high: float | None = None
     doubts: Mapping[str, float] = field(default_factory=dict)
+    fits: bool = True
 
     @classmethod
     def of_step(cls, result: Result, unit: str) -> Prediction:
@@ -55,7 +57,8 @@ class Prediction:
         step, scale = result.step_time_s, 1e3 if unit == "ms" else 1.0
         doubts = {one.source: one.error_s / step for one in result.data.doubts}
         ends = (scale * end for end in result.step_time_interval_s or ())
-        return cls(scale * step, *ends, doubts=doubts)
+        fits = all(row.fits is not False for row in result.data.memory)
+        return cls(scale * step, *ends, doubts=doubts, fits=fits)
 
 
 def spaced(found: Sequence[One], count: int | None) -> list[One]:
