@@ -144,6 +144,12 @@ class Layout(NamedTuple):
             return [edge[:2] for edge in self.transfers.edges]
         return self.transfers.ends
 
+    @property
+    def latency(self) -> float:
+        """How long it takes until the bytes of a steady state flow."""
+        assert isinstance(self.transfers, SteadyState)
+        return self.transfers.latency + self.transfers.fill * self.factor
+
     def run(self, env: simpy.Environment, send: SendFunction) -> simpy.Event:
         """Send everything; the event fires when all of it is delivered."""
         event = env.event()

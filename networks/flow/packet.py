@@ -48,6 +48,8 @@ from triosim.networks.extensions import (
 from triosim.networks.flow import sharing
 from triosim.networks.flow.sharing import FlowRates
 from triosim.networks.flow.symmetric_collectives import Fold, SymmetricExecution
+from triosim.networks.flow.uncontended import UncontendedExecution
+from triosim.networks.flow.unequal_collectives import KnownExchanges, UnequalFlows, ends_one_by_one
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
 from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary
@@ -57,7 +59,7 @@ _NEVER = 1e200  # seconds; when a flow over a link that has failed would end
 
 
 @dataclass(eq=False, slots=True)
-class _Path:
+class Path:
     """A route: its latency, the links that limit its flows (by number), and the bytes delivered over it."""
 
     source: str
@@ -73,7 +75,7 @@ class _Flow:
     """Bytes on their way along a route, each of which counts ``stretch`` times on its links."""
 
     number: int
-    path: _Path
+    path: Path
     nbytes: float
     done: Done
     asked: float
@@ -127,7 +129,8 @@ class PacketNetwork(
         machine = None if self.calibrated is None else self.calibrated.measured_on
         self._deepep = DeepEPCollectives(topology, machine)
         kernel, fold = (option.parse(value) for option, value in zip(self.options, (kernel, fold), strict=True))
-        self._symmetric = SymmetricExecution(self, self._lowering.algorithm, fold)
+        self._uncontended = UncontendedExecution(self)
+        self._symmetric = SymmetricExecution(self, self._uncontended, self._lowering.algorithm, fold)
         self._link_names = list(topology.links)
         self._link_numbers = {
             link.name: number for number, link in enumerate(topology.links.values()) if link.bandwidth < math.inf
@@ -136,7 +139,8 @@ class PacketNetwork(
         self._compile_at = sharing.COMPILING_REPAYS if kernel == "auto" and sharing.can_compile() else math.inf
         if kernel == "numba":
             self._sharing.compile()
-        self._paths: dict[tuple[NodeRef, NodeRef], _Path] = {}
+        self._paths: dict[tuple[NodeRef, NodeRef], Path] = {}
+        self._known = KnownExchanges(self._path, self._sharing.capacity)
         self._sent = 0
         self._starting: dict[float, list[_Flow]] = {}  # by the time at which their latency is over
         self._flowing: dict[int, _Flow] = {}  # by slot
@@ -157,7 +161,7 @@ class PacketNetwork(
             folded = self._symmetric.begin(operation)
             if folded is not None:
                 return folded
-        return self._reduced(self._lowering.layout(operation), ranks).run(self.env, self.send)
+        return self._send_all(self._reduced(self._lowering.layout(operation), ranks))
 
     def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
         """Run an all-to-all of a group by its transport; see ``TransportNetwork``."""
@@ -172,7 +176,13 @@ class PacketNetwork(
         return self._deepep.notes(library)
 
     def _run_plan(self, plan: CalibratedCollective, ranks: Sequence[int]) -> simpy.Event:
-        return self._planned(plan, ranks).run(self.env, partial(self.send, stretch=plan.stretch))
+        return self._send_all(self._planned(plan, ranks), plan.stretch)
+
+    def _send_all(self, layout: Layout, stretch: float = 1.0) -> simpy.Event:
+        """Send what a layout says; while nothing else is sent, flows that end one by one need no event each."""
+        if self._alone and self._known.hold and ends_one_by_one(layout):
+            return self._uncontended.run(UnequalFlows(self._known, layout, stretch), layout.latency)
+        return layout.run(self.env, partial(self.send, stretch=stretch))
 
     def _planned(self, plan: CalibratedCollective, ranks: Sequence[int]) -> Layout:
         return self._reduced(Layout(plan.steady, plan.factor), ranks)
@@ -210,7 +220,7 @@ class PacketNetwork(
     @property
     def _alone(self) -> bool:
         """Whether a collective that starts now would be alone, and no flow is to be recorded."""
-        idle = not (self._flowing or self._starting or self._symmetric.running)
+        idle = not (self._flowing or self._starting or self._uncontended.running)
         return idle and self._lowering.form == "pipelined" and not self.record
 
     def set_bandwidth(self, source: NodeRef, destination: NodeRef, bandwidth: float) -> None:
@@ -219,6 +229,7 @@ class PacketNetwork(
         Routes and the orders of collectives stay as they are. Raises ``TopologyError`` where there is no such link.
         """
         self._symmetric.stop()  # links are no longer alike
+        self._known.hold = False
         ends = self.topology.node(source), self.topology.node(destination)
         for link in self.topology.links_between(*ends):
             number = self._link_numbers[link.name]
@@ -245,8 +256,8 @@ class PacketNetwork(
         stretch: float = 1.0,
     ) -> None:
         """Send bytes and call back on delivery. ``latency`` replaces the route's; they count ``stretch`` times on its links."""
-        if self._symmetric.running is not None:
-            self._symmetric.simulate_all()
+        if self._uncontended.running is not None:
+            self._uncontended.simulate_flows()
         path = self._paths.get((source, destination))
         if path is None:
             path = self._path(source, destination)
@@ -261,15 +272,15 @@ class PacketNetwork(
         self._starting[at] = [flow]
         call_at(self.env, at, lambda _: self._start(at))
 
-    def _go_on(self, edges: Iterable[tuple[Edge, float]], late: float, done: Done) -> None:
-        """Go on with flows of which so many bytes are left, or start them after ``late`` seconds."""
+    def go_on(self, edges: Iterable[tuple[Edge, float]], late: float, done: Done, stretch: float = 1.0) -> None:
+        """Go on with flows of which so much is left (bytes times ``stretch``), or start them after ``late`` seconds."""
         now = self.env.now
         for (source, destination, nbytes), left in edges:
             if late > 0:
-                self.send(source, destination, nbytes, done, late)
+                self.send(source, destination, nbytes, done, late, stretch)
                 continue
             self._sent += 1
-            flow = _Flow(self._sent, self._path(source, destination), nbytes, done, now)
+            flow = _Flow(self._sent, self._path(source, destination), nbytes, done, now, stretch)
             if left > 0:
                 flow.slot = self._sharing.add(flow.path.limits, left, now)
                 self._flowing[flow.slot] = flow
@@ -277,13 +288,13 @@ class PacketNetwork(
                 self._deliver(flow, now)
         self._share_later()
 
-    def _path(self, source: NodeRef, destination: NodeRef) -> _Path:
+    def _path(self, source: NodeRef, destination: NodeRef) -> Path:
         names = self.topology.node(source), self.topology.node(destination)
         if names not in self._paths:
             route = (self.topology.route if self._classes is None else self._classes.route)(*names)
             links = tuple(dict.fromkeys([link.name for link in route]))
             limits = tuple([self._link_numbers[name] for name in links if name in self._link_numbers])
-            self._paths[names] = _Path(*names, math.fsum(link.latency for link in route), links, limits)
+            self._paths[names] = Path(*names, math.fsum(link.latency for link in route), links, limits)
         path = self._paths[source, destination] = self._paths[names]
         return path
 
@@ -377,6 +388,14 @@ class PacketNetwork(
         if self.record:
             self.flows.append(FlowRecord(path.source, path.destination, flow.nbytes, flow.asked, now, path.links))
         flow.done()
+
+    def supersede(self, timer: simpy.Event) -> None:
+        """Let a timer, which nothing waits for any more, not keep the clock running."""
+        self._superseded[timer] = None
+
+    def forget(self, timer: simpy.Event) -> None:
+        """Take note that a timer, which may be superseded, went off."""
+        self._superseded.pop(timer, None)
 
     def _forget_superseded(self) -> None:
         """Take timers that nothing waits for out of SimPy's queue, so that a run ends when the last byte is there."""

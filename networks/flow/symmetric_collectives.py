@@ -6,18 +6,18 @@ takes (:mod:`triosim.networks.collectives.phased.symmetric`). When anything else
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import simpy
 
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation
-from triosim.networks.collectives.lowering import after_last
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, Edge
 from triosim.networks.collectives.phased.symmetric import SymmetricCollective
-from triosim.networks.events import call_at
 
 if TYPE_CHECKING:
     from triosim.networks.flow.packet import PacketNetwork
+    from triosim.networks.flow.uncontended import UncontendedExecution
 
 Fold = Literal["auto", "always", "never"]
 WORTH_IT = 128  # ranks; what a smaller group sends is quickly simulated
@@ -25,58 +25,52 @@ _NEVER = 1 << 62  # ranks
 _MOST_KEPT = 1_000  # groups
 
 
-@dataclass(eq=False, slots=True)
-class _Running:
-    """A collective that is simulated for one rank: when its bytes began to flow, and when the last one arrives."""
+@dataclass(frozen=True, eq=False, slots=True)
+class _SymmetricFlows:
+    """The flows of a symmetric collective of so many bytes; see ``PlannedFlows``."""
 
     symmetric: SymmetricCollective
     nbytes: float
-    flowing: float
-    end: float
-    event: simpy.Event
-    timer: simpy.Event
+    carried: dict[SymmetricCollective, float]  # the bytes of those that have ended
+    stretch: float = 1.0
+
+    def seconds(self) -> float:
+        """Return how long they flow."""
+        return self.symmetric.seconds * self.nbytes
+
+    def left(self, elapsed: float) -> Iterable[tuple[Edge, float]]:
+        """Return every edge with the bytes that are left of it."""
+        return self.symmetric.edges(elapsed, self.nbytes)
+
+    def arrived(self) -> None:
+        """Count the bytes."""
+        self.carried[self.symmetric] = self.carried.get(self.symmetric, 0.0) + self.nbytes
 
 
 class SymmetricExecution:
-    """Simulates one symmetric collective at a time, and counts the bytes of those that have ended."""
+    """Finds what one rank does in a symmetric collective, and counts the bytes of those that have ended."""
 
-    def __init__(self, network: PacketNetwork, algorithm: CollectiveAlgorithm, fold: Fold) -> None:
+    def __init__(
+        self, network: PacketNetwork, execution: UncontendedExecution, algorithm: CollectiveAlgorithm, fold: Fold
+    ) -> None:
         self.network = network
+        self._execution = execution
         self._algorithm = algorithm
         self.least = {"auto": WORTH_IT, "always": 2, "never": _NEVER}[fold]
-        self.running: _Running | None = None
         self._known: dict[tuple[Any, ...], SymmetricCollective | None] = {}
         self._carried: dict[SymmetricCollective, float] = {}  # bytes of the collectives that ended folded
 
     def begin(self, operation: CollectiveOperation) -> simpy.Event | None:
         """Run a collective and return its event; None where ranks differ in what they do."""
-        network, nbytes = self.network, operation.nbytes
         symmetric = self._symmetric(operation)
         if symmetric is None:
             return None
-        flowing = network.env.now + (symmetric.latency + symmetric.fill * nbytes)
-        end = flowing + symmetric.seconds * nbytes
-        timer = call_at(network.env, end, lambda _: self._end(run))
-        self.running = run = _Running(symmetric, nbytes, flowing, end, network.env.event(), timer)
-        return run.event
-
-    def simulate_all(self) -> None:
-        """Simulate every flow of every rank from now on, because something else is about to be sent."""
-        run = self.running
-        if run is None:
-            return
-        if self.network.env.now >= run.end:
-            self._end(run)
-            return
-        self.running = None
-        self.network._superseded[run.timer] = None
-        late = run.flowing - self.network.env.now
-        edges = list(run.symmetric.edges(max(-late, 0.0), run.nbytes))
-        self.network._go_on(edges, late, after_last(len(edges), run.event))
+        flows = _SymmetricFlows(symmetric, operation.nbytes, self._carried)
+        return self._execution.run(flows, symmetric.latency + symmetric.fill * operation.nbytes)
 
     def stop(self) -> None:
         """Simulate all ranks from now on."""
-        self.simulate_all()
+        self._execution.simulate_flows()
         self.least = _NEVER
 
     def bytes_by_link(self) -> dict[str, float]:
@@ -87,15 +81,6 @@ class SymmetricExecution:
                 for link in self.network.topology.route(source, destination):
                     found[link.name] = found.get(link.name, 0.0) + carried * nbytes
         return found
-
-    def _end(self, run: _Running) -> None:
-        """End the collective, unless it has ended already or all of its ranks are simulated."""
-        if self.running is not run:
-            self.network._superseded.pop(run.timer, None)
-            return
-        self.running = None
-        self._carried[run.symmetric] = self._carried.get(run.symmetric, 0.0) + run.nbytes
-        run.event.succeed()
 
     def _symmetric(self, operation: CollectiveOperation) -> SymmetricCollective | None:
         topology = self.network.topology
