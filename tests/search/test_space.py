@@ -8,12 +8,12 @@ import pytest
 
 from triosim.config import RunConfig
 from triosim.errors import OptionError
-from triosim.search.cluster import Cluster, cluster_of
-from triosim.search.declaration import Declaration, of_texts, read_space, space_of, split_values
 from triosim.search.point import Point
-from triosim.search.rules import RULES, validity_of
-from triosim.search.space import Space
-from triosim.search.subject import subject_of
+from triosim.search.spaces.cluster import Cluster, cluster_of
+from triosim.search.spaces.declaration import Declaration, of_texts, read_space, space_of, split_values
+from triosim.search.spaces.rules import RULES, validity_of
+from triosim.search.spaces.space import Space
+from triosim.search.spaces.subject import subject_of
 
 TRACES = Path(__file__).resolve().parents[2] / "examples" / "traces"
 

@@ -26,6 +26,10 @@ class Commands(LazyGroup):
     lazy: ClassVar[Mapping[str, tuple[str, str]]] = {
         "simulate": ("triosim.cli.simulate", "Simulate one training step, or an inference pass, on many GPUs."),
         "compare": ("triosim.cli.compare", "Compare all strategies on one number of GPUs, the fastest first."),
+        "search": (
+            "triosim.cli.search",
+            "Find the best configuration for a model and a cluster, and prove that no other one is better.",
+        ),
         "memory": (
             "triosim.cli.memory",
             "Show the memory of a step: the peak, by category and module, what the allocator reserves, and whether it fits.",

@@ -34,7 +34,11 @@ class Progress:
 
     def __call__(self, seconds: float, tasks: int) -> None:
         """Update the line with the simulated time and the number of finished tasks."""
-        self._text = f"{format_time(seconds)} simulated, {tasks:,} tasks"
+        self.said(f"{format_time(seconds)} simulated, {tasks:,} tasks")
+
+    def said(self, text: str) -> None:
+        """Update the line with a text."""
+        self._text = text
         if self._line is not None:
             self._line.update(self._line.task_ids[0], description=self.label + self._text)
 

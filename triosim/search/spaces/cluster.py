@@ -11,7 +11,7 @@ from triosim.config import RunConfig
 from triosim.networks.topology import Topology
 from triosim.pipeline.system import assumed_topology
 from triosim.search.point import Point
-from triosim.search.subject import SearchSubject
+from triosim.search.spaces.subject import SearchSubject
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,18 @@ from typing import Any
 from triosim.config import COMMON, RunConfig, readers
 from triosim.config.file import as_json
 from triosim.config.run_config import option_named
-from triosim.search.cluster import cluster_of
-from triosim.search.layout import DATA_PARALLEL, SIZES, Layout, layout_of, resolved
 from triosim.search.point import Point, Value
-from triosim.search.subject import SearchSubject
+from triosim.search.spaces.cluster import cluster_of
+from triosim.search.spaces.layout import DATA_PARALLEL, SIZES, Layout, layout_of, resolved
+from triosim.search.spaces.subject import SearchSubject
 
 #: Schedules in which a rank has several stages, and the one that it has without.
 INTERLEAVED, PLAIN = "interleaved", "1f1b"
+
+
+#: By how much a peak may be higher than predicted: the largest error among the steps of docs/memory.md whose tensors were
+#: measured (*Described, and made many GPUs*), as a share.
+MEMORY_ERROR = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +45,15 @@ class Axis:
 class Space:
     """The points of a search: a subject, the options that all points share (``base``), and the axes.
 
-    ``without_rules`` are the names of rules that are not applied.
+    ``without_rules`` are the names of rules that are not applied. A point fits where its memory does, were it by the share
+    ``memory_margin`` more than predicted.
     """
 
     subject: SearchSubject
     base: RunConfig
     axes: tuple[Axis, ...]
     without_rules: frozenset[str] = frozenset()
+    memory_margin: float = MEMORY_ERROR
 
     def __len__(self) -> int:
         return math.prod(len(axis.values) for axis in self.axes)
@@ -101,14 +108,15 @@ class Space:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells spaces apart, as JSON: the subject, the options that all points share, the axes and the rules."""
+        """All that outcomes depend on, as JSON: the subject, the options that all points share, axes, rules and margin."""
         base = {name: as_json(option_named(name), getattr(self.base, name)) for name in (*COMMON, *self.base.parts)}
         return json.dumps(
             {
                 "subject": self.subject.name,
                 "base": {name: value for name, value in base.items() if value is not None},
-                "axes": {axis.name: axis.values for axis in self.axes},
+                "axes": [[axis.name, axis.values] for axis in self.axes],
                 "without_rules": sorted(self.without_rules),
+                "memory_margin": self.memory_margin,
             },
             sort_keys=True,
         )

@@ -11,6 +11,7 @@ A file has the keys ``vary``, a mapping of names to lists of values, and ``witho
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,12 @@ from triosim import yaml_lines
 from triosim.config import COMMON, RunConfig, flags
 from triosim.config.run_config import option_named
 from triosim.errors import OptionError, nearest
-from triosim.search.cluster import cluster_of
-from triosim.search.layout import DATA_PARALLEL, SIZES, multiple
 from triosim.search.point import Point, Value
-from triosim.search.rules import rules_without
-from triosim.search.space import Axis, Space
-from triosim.search.subject import SearchSubject
+from triosim.search.spaces.cluster import cluster_of
+from triosim.search.spaces.layout import DATA_PARALLEL, SIZES, multiple
+from triosim.search.spaces.rules import rules_without
+from triosim.search.spaces.space import MEMORY_ERROR, Axis, Space
+from triosim.search.spaces.subject import SearchSubject, subject_of
 
 #: Options that no axis can be: those of the subject, of the output, and mappings.
 _FIXED = frozenset({"trace_format", "conditions", "options", "timeline", "links", "fail_on_oom", "iterations", "draws"})
@@ -136,7 +137,7 @@ def _whole(value: Any, where: str) -> int:
     return int(COMMON["gpus"].parse(value, where))
 
 
-def space_of(subject: SearchSubject, base: RunConfig, declared: Declaration) -> Space:
+def space_of(subject: SearchSubject, base: RunConfig, declared: Declaration, margin: float = MEMORY_ERROR) -> Space:
     """Return the space of a search: what is declared, or where nothing is, the default for the model and the cluster.
 
     Raises ``OptionError`` where all points would not train on the same batch, unless that varies.
@@ -147,7 +148,16 @@ def space_of(subject: SearchSubject, base: RunConfig, declared: Declaration) -> 
         if declared.axes.keys() - {"gpus", "gpu", "topology"}
         else {**default_axes(subject, base, declared), **declared.axes}
     )
-    return Space(subject, base, tuple(axes.values()), declared.without_rules)
+    return Space(subject, base, tuple(axes.values()), declared.without_rules, margin)
+
+
+def space_of_fingerprint(text: str) -> Space:
+    """Return the space of a study. Raises ``TriosimError`` where its trace cannot be read any more."""
+    plain = json.loads(text)
+    base = RunConfig.of(**plain["base"])
+    axes = tuple(axis_of(name, values, f"axis {name}") for name, values in plain["axes"])
+    subject = subject_of(plain["subject"], base)
+    return Space(subject, base, axes, frozenset(plain["without_rules"]), plain["memory_margin"])
 
 
 def _of_search(subject: SearchSubject, base: RunConfig, declared: Declaration) -> RunConfig:

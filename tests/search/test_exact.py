@@ -1,0 +1,164 @@
+"""Exact search: no bound is above its simulated time, and the best of all points is found by simulating a few."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import pytest
+
+from triosim.config import RunConfig
+from triosim.search.evaluation import Simulate, Weigh
+from triosim.search.exact import Search, Searched
+from triosim.search.objectives import Objectives
+from triosim.search.outcome import Figures, Memory, Outcome
+from triosim.search.point import Point
+from triosim.search.spaces.declaration import of_texts, space_of
+from triosim.search.spaces.rules import validity_of
+from triosim.search.spaces.space import Space
+from triosim.search.spaces.subject import subject_of
+from triosim.search.workers import evaluate
+
+SMALL = "gpt2(layers=4, hidden=256, heads=8, vocab=1024, sequence=128)"
+LLAMA = "llama3-8b(layers=4, hidden=512, heads=8, kv_heads=4, feed_forward=1024, vocab=1024)"
+MIXTURE = "mixtral-8x7b(layers=2, hidden=256, heads=8, kv_heads=8, feed_forward=512, vocab=1024)"
+
+
+def space(model: str, varied: str, **base: object) -> Space:
+    config = RunConfig.of(**{"topology": "dgx-h100", "global_batch_size": 16, **base})
+    return space_of(subject_of(model, config), config, of_texts(varied.split()))
+
+
+def searched(run: Space, objective: str = "step-time", within: float = 0.0, top: int = 1) -> Searched:
+    tasks = partial(evaluate, Weigh(run)), partial(evaluate, Simulate(run))
+    return Search(run, validity_of(run), Objectives.read(objective, within), *tasks, top).run()
+
+
+EVERY_KIND = (
+    (SMALL, "tp=1,2,4 pp=1,2 micro_batches=1*pp,2*pp recompute=none,full data_parallel=ddp,zero1,zero2,fsdp,dp", {}),
+    (SMALL, "pp=2,4 virtual_stages=1,2 schedule=gpipe,1f1b,interleaved,zero-bubble micro_batches=2*pp,4*pp", {}),
+    (SMALL, "pp=2,4 schedule=dualpipe micro_batches=2*pp", {}),
+    (SMALL, "tp=2,4 tp_style=gather,megatron sequence_parallel=no,yes network=packet,analytical", {}),
+    (SMALL, "tp=1,2 collective=ring,tree,auto collective_form=steps,pipelined", {"stack": "eager"}),
+    (SMALL, "pp=1,2 tp=1,2", {"conditions": {"slow_gpus": {1: 1.5}}}),
+    (SMALL, "pp=1,2 tp=1,2 recompute=none,selective", {"training": False}),
+    (LLAMA, "tp=1,2 cp=1,2,4 pp=1,2 data_parallel=ddp,fsdp recompute=none,selective", {"seq": 256}),
+    (MIXTURE, "tp=1,2 ep=1,2,4 pp=1,2 data_parallel=ddp,zero1,fsdp", {"seq": 128}),
+    (MIXTURE, "ep=2,4 pp=1,2", {"seq": 128, "options": {"load": "zipf"}}),
+)
+
+
+def worst_ratio(points: Iterable[tuple[Space, Point]]) -> Iterator[tuple[float, str]]:
+    """Yield the bound of each point over its simulated time."""
+    for run, point in points:
+        weighed, simulated = Weigh(run)(point), Simulate(run)(point)
+        if simulated.figures is None:
+            assert weighed.state == "refused", weighed
+        elif weighed.at_bound is not None:
+            yield weighed.at_bound.step_time_s / simulated.figures.step_time_s, f"{run.subject.name} {point}"
+
+
+def points_of_all_kinds(most: int) -> Iterator[tuple[Space, Point]]:
+    drawn = random.Random(17)
+    for model, varied, base in EVERY_KIND:
+        run = space(model, varied, **base)
+        valid = validity_of(run).valid
+        yield from ((run, point) for point in drawn.sample(valid, min(most, len(valid))))
+
+
+def test_no_bound_is_above_its_simulated_time() -> None:
+    ratios = list(worst_ratio(points_of_all_kinds(most=12)))
+    assert max(ratios) <= (1.0, "~")
+    assert sum(ratio for ratio, _ in ratios) / len(ratios) > 0.8  # and they are worth something
+
+
+@pytest.mark.slow
+def test_no_bound_of_thousands_is_above_its_simulated_time() -> None:
+    assert max(worst_ratio(points_of_all_kinds(most=2000))) <= (1.0, "~")
+
+
+def test_the_best_of_all_points_is_found() -> None:
+    run = space(SMALL, "tp=1,2,4 pp=1,2 micro_batches=1*pp,2*pp recompute=none,full data_parallel=ddp,zero1")
+    found, every = searched(run), [Simulate(run)(point) for point in validity_of(run).valid]
+    fastest = min(one.figures.step_time_s for one in every if one.figures)
+    assert found.best is not None
+    assert found.best.figures is not None
+    assert found.best.figures.step_time_s == fastest
+    assert found.gap == 0.0
+    assert found.is_complete
+    assert found.count("simulated") < len(every) / 2
+
+
+def test_those_within_a_share_of_the_best_and_the_best_few_are_all_simulated() -> None:
+    run = space(SMALL, "tp=1,2,4 pp=1,2 micro_batches=1*pp,2*pp recompute=none,full")
+    every = sorted(
+        one.figures.step_time_s for one in map(Simulate(run), validity_of(run).valid) if one.figures is not None
+    )
+    close = searched(run, within=0.2)
+    assert [one.figures.step_time_s for one in close.ranked if one.figures][: _count(every, 1.2)] == every[
+        : _count(every, 1.2)
+    ]
+    few = searched(run, top=5)
+    assert [one.figures.step_time_s for one in few.ranked if one.figures][:5] == every[:5]
+
+
+def _count(every: list[float], share: float) -> int:
+    return sum(seconds <= every[0] * share for seconds in every)
+
+
+def test_a_point_that_does_not_fit_is_never_timed() -> None:
+    """A model of 8 billion parameters needs 12 bytes of each, with its moments in bf16: more than 80 GB on one GPU."""
+    run = space("llama3-8b(layers=64)", "data_parallel=ddp,fsdp tp=1,8", seq=2048)
+    found = searched(run)
+    states = {key: one.state for key, one in found.outcomes.items()}
+    assert states[Point.of({"data_parallel": "ddp", "tp": 1}).key] == "out_of_memory"
+    assert found.best is not None
+    assert all(one.memory is not None and one.memory.fits(0.01) for one in found.ranked)
+
+
+def hand_made(seconds: dict[int, tuple[float, float]], objective: str = "step-time", within: float = 0.0) -> Searched:
+    """Return a search over points of which tp says what they take: the bound, and the simulated time."""
+    run = space(SMALL, f"tp={','.join(map(str, seconds))}", topology="switch(8, bandwidth=100 GB/s)")
+
+    def figures(step: float, tp: object) -> Figures:
+        return Figures(step, 8, 1.0 / step, 0.0, 0.0, 0.0, 0.0, cost=float(str(tp)) * step)
+
+    def weigh(points: Iterable[Point]) -> Iterator[tuple[Point, Outcome]]:
+        for point in points:
+            tp = int(str(point.get("tp")))
+            memory = Memory(float(tp), 64.0)
+            yield point, Outcome(point.key, "excluded", at_bound=figures(seconds[tp][0], tp), memory=memory)
+
+    def simulate(points: Iterable[Point]) -> Iterator[tuple[Point, Outcome]]:
+        for point in points:
+            tp = int(str(point.get("tp")))
+            if seconds[tp][1] < 0:
+                raise KeyboardInterrupt
+            yield point, Outcome(point.key, "simulated", figures=figures(seconds[tp][1], tp))
+
+    return Search(run, validity_of(run), Objectives.read(objective, within), weigh, simulate).run()
+
+
+def test_simulation_ends_where_the_next_bound_is_above_the_best() -> None:
+    found = hand_made({1: (1.0, 5.0), 2: (2.0, 3.0), 4: (3.0, 3.5), 8: (3.1, 3.2)})
+    states = [found.outcomes[Point.of({"tp": tp}).key].state for tp in (1, 2, 4, 8)]
+    assert states == ["simulated", "simulated", "simulated", "excluded"]  # 3.0 may still be as good as 3.0
+    assert found.gap == 0.0
+    wider = hand_made({1: (1.0, 5.0), 2: (2.0, 3.0), 4: (3.0, 3.5), 8: (3.1, 3.2)}, within=0.05)
+    assert wider.count("simulated") == 4
+
+
+def test_an_interrupted_search_has_a_gap_and_proves_nothing() -> None:
+    found = hand_made({1: (1.0, 4.0), 2: (3.0, -1.0), 4: (3.5, 3.6)})
+    assert found.interrupted
+    assert found.count("simulated") == 1
+    assert found.gap == pytest.approx((4.0 - 3.0) / 4.0)
+    assert not found.is_complete
+
+
+def test_of_two_objectives_only_dominated_bounds_fall() -> None:
+    """tp=2 is slower than tp=1 and dearer; tp=4 is faster, and dearer: it stays."""
+    found = hand_made({1: (2.0, 2.0), 2: (2.5, 2.6), 4: (1.0, 1.5)}, objective="step-time,memory-headroom")
+    assert {Point.read(one.key).get("tp") for one in found.objectives.front(found.outcomes.values())} == {1, 4}
+    assert found.outcomes[Point.of({"tp": 2}).key].state == "excluded"

@@ -1,0 +1,296 @@
+"""The lower bound of a planned step: what no simulation of it can be faster than.
+
+It is the longest path through the schedule of the pipeline in which transfers between stages are free, and each of these parts
+takes what it takes at least:
+
+- computing: the seconds of the operators of each rank, one after the other, none of which begins before its host has launched
+  those ahead of it and itself; conditions make a GPU slower, never faster;
+- collectives that the computation waits for (tensor, context and expert parallelism): their time on the idle network, since
+  others on their links only delay them; nothing for those with unequal shares or another transport than NCCL;
+- gradients and parameters along the data axes: the bytes of a stage's collectives of one kind, sent as one collective on the
+  idle network. Reductions begin with the action that completes the first gradient, and end before the optimizer;
+- a parallelism that writes its tasks itself, and conditions under which GPUs differ or change: nothing, so that the bound is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from triosim.conditions import Conditions
+from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
+from triosim.extrapolators.core.lowering import Lowering
+from triosim.extrapolators.core.plan import ParallelPlan
+from triosim.extrapolators.core.program import Await, Block, Communicate, SendToStage, TransferKey
+from triosim.extrapolators.core.schedule_table import Action, Slot
+from triosim.networks.base import Network
+from triosim.pipeline.planning import PlannedRun
+from triosim.tasks import Collective, CollectiveKind, Handle, Task
+from triosim.trace import Operator
+
+#: Rounding: the engine adds the same times in another order.
+_ROUNDED = 1.0 - 1e-9
+
+
+class IdleCollectives:
+    """The times of collectives on an idle network, each simulated once."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._known: dict[tuple[CollectiveKind, tuple[int, ...], float], float] = {}
+
+    def seconds(self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float) -> float:
+        """Return how long a collective takes by itself."""
+        if len(ranks) < 2 or not nbytes:
+            return 0.0
+        key = (kind, ranks, nbytes)
+        if key not in self._known:
+            clock = self._network.env
+            began = clock.now
+            clock.run(until=self._network.collective(kind, ranks, nbytes))
+            self._known[key] = clock.now - began
+        return self._known[key]
+
+
+def lower_bound(planned: PlannedRun, idle: IdleCollectives) -> float:
+    """Return the seconds that a step takes at least; 0 where no part knows better."""
+    plan, conditions = planned.plan, planned.system.conditions
+    if not isinstance(plan, ParallelPlan) or plan.task_writer is not None:
+        return 0.0
+    if conditions != Conditions(interference=conditions.interference):
+        return 0.0
+    return _ROUNDED * _LongestPath(plan, idle, launches=planned.priced.launches is not None).seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Operators and blocking collectives that follow on each other.
+
+    They take the GPU ``seconds`` and their launches the host ``host`` seconds; they end ``launched`` seconds or later after the
+    host begins to launch them.
+    """
+
+    seconds: float = 0.0
+    host: float = 0.0
+    launched: float = 0.0
+
+    def and_then(self, seconds: float, host: float) -> _Run:
+        """Return the run with one more operator."""
+        launch = self.host + host
+        return _Run(self.seconds + seconds, launch, max(self.launched, launch) + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """What happens after a run: a transfer is sent or awaited, or a collective that ``lasts`` so long begins beside it."""
+
+    run: _Run
+    what: Literal["send", "await", "beside"]
+    key: TransferKey
+    lasts: float = 0.0
+
+
+@dataclass(slots=True)
+class _ActionProfile:
+    """What an action does: its events, and the run after the last; ``compute`` are the seconds of all its operators."""
+
+    events: list[_Event] = field(default_factory=list)
+    compute: float = 0.0
+    rest: _Run = _Run()
+
+
+class _LongestPath:
+    """The longest path through the actions of all pipeline ranks, each of which one rank stands for."""
+
+    def __init__(self, plan: ParallelPlan, idle: IdleCollectives, *, launches: bool) -> None:
+        self._plan = plan
+        self._launches = launches
+        self._idle = idle
+        self._schedule = plan.program.schedule
+        axis, mesh = plan.program.stage_axis, plan.mesh
+        rows = range(len(self._schedule.rows))
+        self._ranks = [0 if axis is None else mesh.neighbour(axis, 0, row) for row in rows]
+        self._lowerings = [plan.lowerings[0][plan.variant(rank)] for rank in self._ranks]
+        self._profiles: dict[tuple[int, int, str], _ActionProfile] = {}
+        self._sent: dict[tuple[TransferKey, int], float] = {}  # by transfer and micro-batch
+        self._now = [0.0 for _ in rows]
+        self._host = [0.0 for _ in rows]  # when the hosts have launched what was run so far
+        self._first_gradient: dict[int, float] = {}  # by pipeline rank: when the last backward passes begin
+
+    def seconds(self) -> float:
+        """Return the length of the path, to the end of the slowest rank's optimizer."""
+        self._run()
+        return max(map(self._end, range(len(self._now))))
+
+    # ---- the schedule -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Run every rank's slots, each as soon as what it awaits was sent."""
+        rows = self._schedule.rows
+        done = [0 for _ in rows]
+        last = [self._completing(row) for row in range(len(rows))]
+        progress = True
+        while progress:
+            progress = False
+            for row, slots in enumerate(rows):
+                while done[row] < len(slots) and self._is_ready(row, slots[done[row]]):
+                    slot = slots[done[row]]
+                    if any(action in last[row] for action in slot):
+                        self._first_gradient.setdefault(row, self._now[row])
+                    self._run_slot(row, slot)
+                    done[row] += 1
+                    progress = True
+
+    def _completing(self, row: int) -> set[Action]:
+        """Return the actions of a rank in which gradients are complete."""
+        return set(self._schedule.last(row).values())
+
+    def _is_ready(self, row: int, slot: Slot) -> bool:
+        return all((key, action.micro_batch) in self._sent for action in slot for key in self._awaited(row, action))
+
+    def _awaited(self, row: int, action: Action) -> Iterator[TransferKey]:
+        """Yield the transfers from other ranks that an action waits for."""
+        for event in self._profile(row, action).events:
+            if event.what == "await" and self._comes_from_elsewhere(row, action, event.key):
+                yield event.key
+
+    def _comes_from_elsewhere(self, row: int, action: Action, key: TransferKey) -> bool:
+        source = self._sources.get(key)
+        return source is not None and self._schedule.rank_of(source, action.micro_batch) != row
+
+    def _run_slot(self, row: int, slot: Slot) -> None:
+        if len(slot) == 1:
+            self._now[row] = self._run_action(row, slot[0], self._now[row])
+            return
+        # Side by side, one computes while the other communicates; all results are sent at the end.
+        awaited = [self._sent[key, action.micro_batch] for action in slot for key in self._awaited(row, action)]
+        computed = self._now[row] + math.fsum(self._profile(row, action).compute for action in slot)
+        self._now[row] = max(computed, *awaited, 0.0)
+        for action in slot:
+            for event in self._profile(row, action).events:
+                if event.what == "send":
+                    self._sent[event.key, action.micro_batch] = self._now[row]
+
+    def _run_action(self, row: int, action: Action, now: float) -> float:
+        """Return when an action ends that begins now."""
+        profile = self._profile(row, action)
+        beside: dict[TransferKey, float] = {}
+        free = 0.0  # when the collectives beside the computation have ended
+        for event in profile.events:
+            now, key = self._after(row, event.run, now), event.key
+            if event.what == "send":
+                self._sent[key, action.micro_batch] = now
+            elif event.what == "beside":
+                free = beside[key] = max(free, now) + event.lasts
+            elif key in beside:
+                now = max(now, beside[key])
+            elif self._comes_from_elsewhere(row, action, key):
+                now = max(now, self._sent[key, action.micro_batch])
+        return self._after(row, profile.rest, now)
+
+    def _after(self, row: int, run: _Run, now: float) -> float:
+        """Return when a run ends that begins now, and let the host launch it."""
+        ends = max(now + run.seconds, self._host[row] + run.launched)
+        self._host[row] += run.host
+        return ends
+
+    # ---- what an action does ------------------------------------------------------------------------------------
+
+    @property
+    def _sources(self) -> dict[TransferKey, int]:
+        """The stage that sends each transfer."""
+        if not hasattr(self, "_found_sources"):
+            found: dict[TransferKey, int] = {}
+            for number, stage in enumerate(self._plan.program.stages):
+                for block in (*stage.forward, *stage.backward):
+                    found.update((item.key, number) for item in block.items if isinstance(item, SendToStage))
+            self._found_sources = found
+        return self._found_sources
+
+    def _profile(self, row: int, action: Action) -> _ActionProfile:
+        key = (row, action.stage, action.phase)
+        if key not in self._profiles:
+            blocks = self._lowerings[row].program.part(action.stage, action.phase)
+            self._profiles[key] = self._profile_of(self._ranks[row], blocks)
+        return self._profiles[key]
+
+    def _profile_of(self, rank: int, blocks: Sequence[Block]) -> _ActionProfile:
+        found, run = _ActionProfile(), _Run()
+        for item in (item for block in blocks for item in block.items):
+            if isinstance(item, Operator):
+                run = run.and_then(item.seconds, self._launched(item))
+                found.compute += item.seconds
+            elif isinstance(item, Communicate) and item.key is None:
+                run = run.and_then(self._seconds_of(item, rank), 0.0)
+            elif isinstance(item, Communicate) and item.key is not None:
+                found.events.append(_Event(run, "beside", item.key, self._seconds_of(item, rank)))
+                run = _Run()
+            elif isinstance(item, (SendToStage, Await)):
+                found.events.append(_Event(run, "send" if isinstance(item, SendToStage) else "await", item.key))
+                run = _Run()
+        found.rest = run
+        return found
+
+    def _launched(self, operator: Operator) -> float:
+        """Return what an operator's launch costs the host."""
+        return (operator.host_seconds or 0.0) if self._launches else 0.0
+
+    def _seconds_of(self, item: Communicate, rank: int) -> float:
+        if item.kind == "rotate" or item.shares is not None or item.transport is not None:
+            return 0.0
+        return self._idle.seconds(item.kind, self._plan.mesh.group(item.axis, rank, item.parts).ranks, item.nbytes)
+
+    # ---- the data axes and the optimizer ------------------------------------------------------------------------
+
+    def _end(self, row: int) -> float:
+        """Return when a rank has updated its parameters."""
+        lowering, rank = self._lowerings[row], self._ranks[row]
+        if not self._plan.training:
+            return self._now[row]
+        hooks = [make(RankContext(lowering.mesh.group(axes, rank), rank)) for axes, make in lowering.hooks[row]]
+        reduced = self._collectives(_reductions(hooks, lowering, row))
+        begins = self._first_gradient.get(row, 0.0)
+        updates = max(self._now[row], begins + reduced)
+        updates += self._collectives(task for one in hooks for task in _tasks(one.before_optimizer()))
+        if all(one.runs_optimizer for one in hooks):
+            run = _Run()
+            for operator in (one for block in lowering.held[row].optimizer for one in block.operators):
+                run = run.and_then(operator.seconds, self._launched(operator))
+            updates = self._after(row, run, updates)
+        return updates + self._collectives(task for one in hooks for task in _tasks(one.after_optimizer()))
+
+    def _collectives(self, tasks: Iterator[Task]) -> float:
+        """Return what collectives take at least: the most of one stream, on which they run one after the other."""
+        bytes_of: dict[tuple[str | None, CollectiveKind, tuple[int, ...]], float] = {}
+        for task in tasks:
+            if isinstance(task, Collective) and task.shares is None and task.transport is None:
+                key = (task.stream, task.kind, task.group.ranks)
+                bytes_of[key] = bytes_of.get(key, 0.0) + task.nbytes
+        streams: dict[str | None, float] = {}
+        for (stream, kind, ranks), nbytes in bytes_of.items():
+            streams[stream] = streams.get(stream, 0.0) + self._idle.seconds(kind, ranks, nbytes)
+        return max(streams.values(), default=0.0)
+
+
+def _reductions(hooks: Sequence[TrainingHooks], lowering: Lowering, row: int) -> Iterator[Task]:
+    """Yield the collectives of a rank's gradients in its last micro-batch."""
+    for gradient in lowering.gradients[row]:
+        for one in hooks:
+            if one.hooked_parameters is None or gradient.parameter.id in one.hooked_parameters:
+                yield from _tasks(one.gradient_ready(gradient))
+
+
+def _tasks(stream: Generator[Task, Any, None] | None) -> Iterator[Task]:
+    """Yield the tasks of a hook, which is answered with handles that nobody waits for."""
+    if stream is None:
+        return
+    answer: Handle | None = None
+    while True:
+        try:
+            task = stream.send(answer)
+        except StopIteration:
+            return
+        yield task
+        answer = Handle(0, task)

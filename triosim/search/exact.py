@@ -1,0 +1,153 @@
+"""Exact search: finds the best points of a space, and proves that no other is better under the simulator.
+
+Every valid point is weighed: one that does not fit is never timed. The others are simulated in the order of their lower bounds,
+until the next bound is worse than the last of the ``top`` best points, and than the best by more than the objectives' share
+``within``: then no point that is left can be among them. Of several objectives, a point is left out if a simulated one is as
+good as its bounds in all, and better in one. What an objective knows no bound of leaves out nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from triosim.search.evaluation import sharing_order
+from triosim.search.objectives import Objectives, Scores
+from triosim.search.outcome import Outcome
+from triosim.search.point import Point
+from triosim.search.spaces.rules import Validity
+from triosim.search.spaces.space import Space
+
+#: Finds out something of points, and yields them with their outcomes in any order; points are drawn when they are needed.
+Evaluate = Callable[[Iterable[Point]], Iterator[tuple[Point, Outcome]]]
+
+#: Called with the phase of a search, and how many of how many points are done at most.
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The outcome of a search: of every valid point what was found, by its key.
+
+    ``interrupted`` says that not all points were weighed or not all bounds were met, so that nothing is proved.
+    """
+
+    space: Space
+    validity: Validity
+    objectives: Objectives
+    outcomes: Mapping[str, Outcome]
+    seconds: float
+    interrupted: bool = False
+
+    def count(self, state: str) -> int:
+        """Return how many valid points are in a state."""
+        return self._counts[state]
+
+    @cached_property
+    def ranked(self) -> list[Outcome]:
+        """The simulated points, the best first; of several objectives, those that no other dominates before the others."""
+        return self.objectives.ranked(self.outcomes.values())
+
+    @property
+    def best(self) -> Outcome | None:
+        """The best point; None where none was simulated."""
+        return self.ranked[0] if self.ranked else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every point was weighed, and every one that may be among the best was simulated."""
+        if len(self.outcomes) < len(self.validity.valid) or self.best is None:
+            return False
+        left = [self.objectives.bounds(one) for one in self.outcomes.values() if one.state == "excluded"]
+        front = [self.objectives.scores(one) for one in self.objectives.front(self.outcomes.values())]
+        return all(any(self.objectives.excludes(scores, bound) for scores in front) for bound in left)
+
+    @property
+    def gap(self) -> float | None:
+        """By which share of the best score one that was not simulated may be better, by its bound; None without a best."""
+        if self.best is None:
+            return None
+        best, *_ = self.objectives.scores(self.best)
+        left = (self.objectives.bounds(one)[0] for one in self.outcomes.values() if one.state == "excluded")
+        least = min(left, default=best)
+        return max(best - least, 0.0) / best if best else 0.0
+
+    @cached_property
+    def _counts(self) -> Counter[str]:
+        return Counter(one.state for one in self.outcomes.values())
+
+
+@dataclass
+class Search:
+    """A search under way. ``run`` may be ended by Ctrl-C: what was found until then is its answer."""
+
+    space: Space
+    validity: Validity
+    objectives: Objectives
+    weigh: Evaluate
+    simulate: Evaluate
+    top: int = 1
+    tell: Tell = lambda *_: None
+    _outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _scores: list[Scores] = field(
+        default_factory=list
+    )  # of one objective the best, of several those that none dominates
+
+    def run(self) -> Searched:
+        """Weigh every valid point, and simulate those that may be the best."""
+        began, interrupted = time.monotonic(), False
+        try:
+            self._weigh()
+            self._simulate()
+        except KeyboardInterrupt:
+            interrupted = True
+        seconds = time.monotonic() - began
+        return Searched(self.space, self.validity, self.objectives, self._outcomes, seconds, interrupted)
+
+    def _weigh(self) -> None:
+        points = sharing_order(self.space, self.validity.valid)
+        for done, (point, outcome) in enumerate(self.weigh(points), 1):
+            self._outcomes[point.key] = outcome
+            self._keep(outcome)  # of a study that goes on
+            self.tell("memory and bounds", done, len(points))
+
+    def _simulate(self) -> None:
+        fitting = [point for point in self.validity.valid if self._outcomes[point.key].state == "excluded"]
+        ordered = sorted(fitting, key=lambda point: (self._bounds(point), point.key))
+        for done, (point, outcome) in enumerate(self.simulate(self._worth_simulating(ordered)), 1):
+            weighed = self._outcomes[point.key]
+            found = replace(outcome, memory=outcome.memory or weighed.memory, at_bound=weighed.at_bound)
+            self._outcomes[point.key] = found
+            self._keep(found)
+            self.tell("simulations", done, len(ordered))
+
+    def _worth_simulating(self, ordered: Iterable[Point]) -> Iterator[Point]:
+        """Yield the points that what is found by then does not exclude."""
+        for point in ordered:
+            bounds = self._bounds(point)
+            if not any(self.objectives.excludes(scores, bounds) for scores in self._scores) or self._is_among_top(
+                bounds
+            ):
+                yield point
+
+    def _is_among_top(self, bounds: Scores) -> bool:
+        """Whether a point may be one of the best by a single objective."""
+        return len(bounds) == 1 and (len(self._scores) < self.top or bounds <= self._scores[-1])
+
+    def _bounds(self, point: Point) -> Scores:
+        return self.objectives.bounds(self._outcomes[point.key])
+
+    def _keep(self, outcome: Outcome) -> None:
+        """Keep the scores of a simulated point, if it is one of the best."""
+        if outcome.state != "simulated":
+            return
+        scores = self.objectives.scores(outcome)
+        if len(scores) == 1:
+            self._scores = sorted([*self._scores, scores])[: self.top]
+            return
+        exact = Objectives(self.objectives.all)
+        if not any(exact.excludes(other, scores) for other in self._scores):
+            self._scores = [other for other in self._scores if not exact.excludes(scores, other)] + [scores]

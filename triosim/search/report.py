@@ -1,0 +1,143 @@
+"""The answer of a search, and its JSON: what was excluded and why, the certificate, the best points and their neighbours."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from triosim.search.commands import simulate_command
+from triosim.search.exact import Searched
+from triosim.search.outcome import Figures, Outcome
+from triosim.search.point import Point, Value
+from triosim.search.spaces.rules import broken_rule, rules_without
+
+SCHEMA = "triosim-search/1"
+
+#: How many points are shown, the best first.
+SHOWN = 10
+
+#: Losses below this share of a step do not hold it back.
+_SMALL = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A point one step away from the best along an ``axis``, and by which share its step takes longer.
+
+    With ``at_least`` it was not simulated, and its bound says so much. ``reason`` says why it cannot be run; there is no
+    ``change`` then.
+    """
+
+    axis: str
+    value: Value
+    change: float | None
+    at_least: bool = False
+    reason: str = ""
+
+
+def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
+    """Yield what it costs to change each option of the best point by one step."""
+    if found.best is None or found.best.figures is None:
+        return
+    best, seconds = Point.read(found.best.key), found.best.figures.step_time_s
+    rules = rules_without(found.space.without_rules)
+    for axis, point in found.space.neighbours(best):
+        value = point.get(axis)
+        assert value is not None
+        outcome = found.outcomes.get(point.key)
+        if outcome is None:
+            rule = broken_rule(found.space, point, rules)
+            yield Neighbour(
+                axis, value, None, reason="not found out" if rule is None else f"breaks the rule '{rule.name}'"
+            )
+        elif outcome.figures is not None:
+            yield Neighbour(axis, value, outcome.figures.step_time_s / seconds - 1.0)
+        elif outcome.state == "excluded" and outcome.at_bound is not None:
+            yield Neighbour(axis, value, outcome.at_bound.step_time_s / seconds - 1.0, at_least=True)
+        else:
+            yield Neighbour(axis, value, None, reason=_reason(outcome))
+
+
+def _reason(outcome: Outcome) -> str:
+    if outcome.state != "out_of_memory" or outcome.memory is None:
+        return outcome.reason
+    return f"needs {outcome.memory.peak_bytes / 2**30:.0f} of {outcome.memory.capacity_bytes / 2**30:.0f} GiB"
+
+
+def held_back_by(figures: Figures) -> str:
+    """Return why a step is not faster: the parts in which GPUs do not compute, the largest first, or that they compute."""
+    step = figures.step_time_s
+    waiting = max(step - figures.compute_s - figures.exposed_communication_s - figures.launch_wait_s, 0.0)
+    losses = {
+        "communication": figures.exposed_communication_s,
+        "bubble" if figures.bubble_fraction is not None else "waiting": waiting,
+        "launches": figures.launch_wait_s,
+    }
+    large = sorted(
+        ((seconds / step, name) for name, seconds in losses.items() if seconds > _SMALL * step), reverse=True
+    )
+    return ", ".join(name for _, name in large) or "computing"
+
+
+def certificate(found: Searched) -> str:
+    """Return what is proved; "none" where the search was interrupted."""
+    if found.interrupted or found.best is None:
+        return "none"
+    within, margin = found.objectives.within, found.space.memory_margin
+    said = "none of the points that the memory rule admits is better"
+    if within:
+        said += f", and all within {within:.1%} of the best are simulated"
+    return f"{said} (by the simulator, with a memory margin of {margin:.1%})"
+
+
+def as_dict(found: Searched) -> dict[str, Any]:
+    """Return the answer as JSON holds it."""
+    return {
+        "schema": SCHEMA,
+        "subject": found.space.subject.name,
+        "objectives": [one.name for one in found.objectives.all],
+        "within": found.objectives.within,
+        "memory_margin": found.space.memory_margin,
+        "axes": {axis.name: list(axis.values) for axis in found.space.axes},
+        "points": found.validity.points,
+        "invalid": dict(found.validity.invalid),
+        "out_of_memory": found.count("out_of_memory"),
+        "refused": found.count("refused"),
+        "excluded_by_bound": found.count("excluded"),
+        "simulated": found.count("simulated"),
+        "gap": found.gap,
+        "certificate": certificate(found),
+        "best": None if found.best is None else row(found, found.best),
+        "top": [row(found, outcome) for outcome in found.ranked[:SHOWN]],
+        "neighbours": [asdict(one) for one in neighbours_of_best(found)],
+        "seconds": found.seconds,
+    }
+
+
+def as_json(found: Searched) -> str:
+    """Return the answer as JSON text."""
+    return json.dumps(as_dict(found), indent=2, allow_nan=False) + "\n"
+
+
+def row(found: Searched, outcome: Outcome) -> dict[str, Any]:
+    """Return a simulated point with its figures and the command that makes it."""
+    assert outcome.figures is not None
+    memory = outcome.memory
+    figures = asdict(outcome.figures)
+    del figures["doubts"]
+    return {
+        "settings": dict(Point.read(outcome.key).settings),
+        **figures,
+        "peak_memory_bytes": None if memory is None else memory.peak_bytes,
+        "capacity_bytes": None if memory is None or math.isinf(memory.capacity_bytes) else memory.capacity_bytes,
+        "held_back_by": held_back_by(outcome.figures),
+        "command": command_of(found, outcome),
+    }
+
+
+def command_of(found: Searched, outcome: Outcome) -> str:
+    """Return the command that simulates a point."""
+    return simulate_command(found.space.subject.name, found.space.config(Point.read(outcome.key)))

@@ -1,0 +1,97 @@
+"""The answer of a search as tables for a terminal, 80 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from triosim.reports.terminal.tables import facts_table, note_lines, percent, plain_text, spaced, table
+from triosim.search.exact import Searched
+from triosim.search.outcome import Outcome
+from triosim.search.point import Point
+from triosim.search.report import SHOWN, Neighbour, certificate, command_of, held_back_by, neighbours_of_best
+from triosim.units import format_rate, format_time
+
+
+def render(found: Searched) -> RenderableType:
+    """Return the answer as something that rich can show."""
+    title = Text(f"Search of {found.space.subject.name}: {found.validity.points:,} points", style="bold")
+    parts: list[RenderableType] = [facts_table(_facts(found))]
+    if found.ranked:
+        parts += [_best_table(found), _neighbour_table(found)]
+    notes = note_lines(list(_notes(found)))
+    commands = [
+        Text(f"{number}. {command_of(found, outcome)}", style="dim")
+        for number, outcome in enumerate(found.ranked[:SHOWN], 1)
+    ]
+    return Group(title, *spaced(parts), Text(), *commands, *notes)
+
+
+def _facts(found: Searched) -> Iterator[tuple[str, str]]:
+    broken = ", ".join(f"{name} {count:,}" for name, count in found.validity.invalid.items())
+    yield "invalid", f"{sum(found.validity.invalid.values()):,}" + (f" (by rule: {broken})" if broken else "")
+    yield "out of memory", f"{found.count('out_of_memory'):,}"
+    if found.count("refused"):
+        yield "refused", f"{found.count('refused'):,}"
+    yield "excluded by bound", f"{found.count('excluded'):,}"
+    yield "simulated", f"{found.count('simulated'):,}, in {format_time(found.seconds)}"
+    if found.gap is not None:
+        yield "gap", percent(found.gap)
+    yield "certificate", certificate(found)
+
+
+def _best_table(found: Searched) -> RenderableType:
+    """Return the best points: a line of figures, and below it the point's settings."""
+    columns = ("", "step", "tokens/s", "MFU", "GiB", "bubble", "exp.", *_named(found), "held back by")
+    rows = [_row(found, number, one) for number, one in enumerate(found.ranked[:SHOWN], 1)]
+    title, header, *lines = plain_text(table("The best", *columns, rows=rows), width=80).splitlines()
+    shown = [Text(title, style="bold"), Text(header, style="dim")]
+    for line, outcome in zip(lines, found.ranked, strict=False):
+        shown += [Text(line), Text(f"     {Point.read(outcome.key)}", style="dim")]
+    shown.append(Text("GiB: tensors of the fullest GPU; exp.: exposed communication, mean over the GPUs", style="dim"))
+    return Group(Text(), *shown)
+
+
+def _named(found: Searched) -> list[str]:
+    """Return the name of the first objective, if it has no column of its own."""
+    name = found.objectives.all[0].name
+    return [] if name in ("step-time", "tokens-per-second") else [name]
+
+
+def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
+    figures, memory = outcome.figures, outcome.memory
+    assert figures is not None
+    value = found.objectives.all[0].value(figures, memory)
+    extra = [("" if value is None else f"{value:.4g}") for _ in _named(found)]
+    rate = figures.tokens_per_s
+    return [
+        f"{number}.",
+        format_time(figures.step_time_s),
+        format_rate(figures.samples_per_s if rate is None else rate),
+        "" if figures.mfu is None else percent(figures.mfu),
+        "" if memory is None else f"{memory.peak_bytes / 2**30:.3g}",
+        "" if figures.bubble_fraction is None else percent(figures.bubble_fraction),
+        percent(figures.exposed_communication_s, figures.step_time_s),
+        *extra,
+        held_back_by(figures),
+    ]
+
+
+def _neighbour_table(found: Searched) -> RenderableType:
+    rows = [(f"{one.axis}={one.value}", _change(one)) for one in neighbours_of_best(found)]
+    return table("One step from the best", "changed", "step time", rows=rows)
+
+
+def _change(one: Neighbour) -> str:
+    if one.change is None:
+        return one.reason
+    return f"at least {one.change:+.1%}" if one.at_least else f"{one.change:+.1%}"
+
+
+def _notes(found: Searched) -> Iterator[str]:
+    if found.interrupted:
+        yield "the search was interrupted: there may be better points"
+    reasons = dict.fromkeys(one.reason for one in found.outcomes.values() if one.state == "refused")
+    yield from (f"refused: {reason}" for reason in list(reasons)[:3])
