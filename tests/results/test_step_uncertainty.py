@@ -17,8 +17,11 @@ from triosim.results.metrics import StepTimes
 from triosim.results.operator_columns import OperatorColumns
 from triosim.results.result import Result
 from triosim.results.uncertainty import (
+    EXPERTS,
+    EXPERTS_ERROR,
     LAUNCH_ERROR,
     SLOWDOWN_ERROR,
+    STEP,
     STEP_ERROR,
     WIDTH,
     Waits,
@@ -131,6 +134,19 @@ def test_of_a_step_that_nobody_measured_its_machine_and_launches_are_doubted_too
     assert sum(one.share for one in found.values()) == pytest.approx(1.0)
     measured = parts(work, 4.0, waits=waits)
     assert {one.source for one in measured} == {"operators predicted by m", "computation beside communication"}
+
+
+def test_machines_and_frameworks_only_make_a_step_longer() -> None:
+    """They widen the upper end; operators, 10% off, both."""
+    found = [Doubt("operators predicted by m", 0.3, 0.0, ""), Doubt(STEP, 0.4, 0.0, "")]
+    assert interval(3.0, found) == pytest.approx((3.0 / (1.0 + WIDTH * 0.1), 3.0 * (1.0 + WIDTH * 0.5 / 3.0)))
+
+
+def test_a_mixture_of_experts_is_doubted_as_a_whole_unless_it_was_measured() -> None:
+    predicted = operator(1, "aten::_grouped_mm", 2.0, "m", 0.1)
+    found = {one.source: one.error_s for one in parts([predicted], 4.0)}
+    assert found[EXPERTS] == pytest.approx(EXPERTS_ERROR * 4.0)
+    assert parts([operator(1, "aten::_grouped_mm", 2.0)], 4.0) == ()
 
 
 def test_measured_operators_with_exposed_collectives_have_an_interval(trace: Trace) -> None:

@@ -4,6 +4,9 @@ Errors of one model for one kind of operator (name and phase) are taken as fully
 independent, so they add in squares, and so do the sources of doubt. An operator's ``relative_error`` is its expected mean
 absolute error; 90% of normal errors are within ``WIDTH`` times that. A rank's error changes the step in proportion to its time
 without bytes on the network and waiting for launches; that of a network by the part of communication that no computation hides.
+
+What a machine and a framework do beside a step's operators and transfers makes it longer, never shorter: that doubt widens the
+interval at its upper end alone. ``python -m validation.steps.spread`` fits the errors that stand here as constants.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy.typing as npt
 from triosim.networks.base import Network
 from triosim.networks.extensions import ErrorEstimator
 from triosim.operators.features import base_name
+from triosim.operators.products import form_of
 from triosim.results.metrics import StepTimes
 from triosim.results.operator_columns import ClassColumns, Floats, OperatorColumns, added, in_order, sums
 from triosim.results.values import CollectiveTimes, Doubt, ExposedShare, Prediction
@@ -33,27 +37,30 @@ class Waits:
     slowed_s: float = 0.0
 
 
-_NETWORK = "exposed communication"
-_LAUNCHES = "launches by the host"
-_BESIDE = "computation beside communication"
-_STEP = "machine and framework"
+#: The sources of doubt beside the models of operators.
+NETWORK = "exposed communication"
+LAUNCHES = "launches by the host"
+BESIDE = "computation beside communication"
+STEP = "machine and framework"
+EXPERTS = "mixture of experts"
 _OPERATORS = "these operators in these shapes on this GPU (triosim calibrate missing)"
 #: What would narrow the doubt.
 _NARROWED: Mapping[str, str] = {
-    _NETWORK: "collectives of these sizes on this system (nccl-tests, then triosim calibrate network)",
-    _LAUNCHES: "a profile of this script, which holds the host's times (--host-overhead trace)",
-    _BESIDE: "a profile of a step with and without overlap (--compute-slowdown)",
-    _STEP: "one step of this framework on one such GPU, profiled",
+    NETWORK: "collectives of these sizes on this system (nccl-tests, then triosim calibrate network)",
+    LAUNCHES: "a profile of this script, which holds the host's times (--host-overhead trace)",
+    BESIDE: "a profile of a step with and without overlap (--compute-slowdown)",
+    STEP: "one step of this framework on one such GPU, profiled",
+    EXPERTS: "one step of a mixture of experts of this framework on one such node, profiled",
 }
 
 #: The expected error of what launches cost: the same framework on another processor.
 LAUNCH_ERROR = 0.25
 #: The expected error of how much longer computation takes beside communication.
-SLOWDOWN_ERROR = 0.4
-#: The expected error of a step that nobody measured, beside that of its operators and transfers: what machines and versions of
-#: a framework differ by. Of nine published sources 81% of the steps are then within their interval, seven sources with 75 to
-#: 100%; the average source would be covered to 90% from 0.14 on (``python -m validation.steps.spread``).
-STEP_ERROR = 0.08
+SLOWDOWN_ERROR = 0.2
+#: The part of a step by which machines and frameworks are expected to make it longer than its operators and transfers.
+STEP_ERROR = 0.14
+#: The expected error of a step with experts, whose kernels and exchanges differ between releases of a framework.
+EXPERTS_ERROR = 0.25
 #: The error of an operator whose model cannot say it.
 ASSUMED_ERROR = 0.3
 #: The 95th percentile of a normal distribution over its mean absolute deviation: 1.645 / sqrt(2 / pi).
@@ -80,8 +87,11 @@ def predictions(operators: OperatorColumns, steps: int) -> Iterable[Prediction]:
 
 def interval(step: float, found: Sequence[Doubt]) -> tuple[float, float] | None:
     """Return the 90% interval of a step's time; None where nothing was predicted."""
-    widest = WIDTH * math.hypot(*(one.error_s for one in found)) / step
-    return (step / (1.0 + widest), step * (1.0 + widest)) if widest else None
+    below, above = (
+        WIDTH * math.hypot(*(one.error_s for one in found if one.source not in only_above)) / step
+        for only_above in ((STEP,), ())
+    )
+    return (step / (1.0 + below), step * (1.0 + above)) if above else None
 
 
 def doubts(times: StepTimes, trace: Trace, communication_error: float, waits: Waits) -> tuple[Doubt, ...]:
@@ -93,10 +103,11 @@ def doubts(times: StepTimes, trace: Trace, communication_error: float, waits: Wa
     unmeasured = _unmeasured(trace)
     errors = {
         **_of_operators(times, waits.launches_s),
-        _NETWORK: communication_error,
-        _LAUNCHES: unmeasured * LAUNCH_ERROR * waits.launches_s,
-        _BESIDE: SLOWDOWN_ERROR * waits.slowed_s,
-        _STEP: unmeasured * STEP_ERROR * times.seconds,
+        NETWORK: communication_error,
+        LAUNCHES: unmeasured * LAUNCH_ERROR * waits.launches_s,
+        BESIDE: SLOWDOWN_ERROR * waits.slowed_s,
+        STEP: unmeasured * STEP_ERROR * times.seconds,
+        EXPERTS: EXPERTS_ERROR * times.seconds * _has_experts(times.operators),
     }
     found = sorted(((what, error) for what, error in errors.items() if error), key=lambda one: -one[1])
     whole = math.fsum(error * error for _, error in found)
@@ -122,6 +133,11 @@ def _of_operators(times: StepTimes, launch_wait: float) -> dict[str, float]:
                 by_model.setdefault(str(model).partition(",")[0], []).append(deviation)
             found = {f"operators predicted by {model}": part * math.hypot(*some) for model, some in by_model.items()}
     return found
+
+
+def _has_experts(operators: OperatorColumns) -> bool:
+    """Whether grouped products were predicted: the experts of a mixture."""
+    return any(kind.model is not None and form_of(base_name(kind.name)) == "grouped" for kind in operators.kinds)
 
 
 def _unmeasured(trace: Trace) -> float:
