@@ -139,6 +139,15 @@ def test_models_differ_by_what_is_chosen() -> None:
     assert "aten::native_dropout" not in {operator.name for operator in kept.operators}
 
 
+def test_bert_predicts_words_of_masked_tokens_or_where_an_answer_is() -> None:
+    """Of 2 samples of 40 tokens: logits of 80, of 12 masked ones, or 2 scores a token and 4 rows of the loss."""
+    models = {"bert-base": (80, 30522), "bert-base(masked=0.15)": (12, 30522), "bert-base(head=answers)": (4, 40)}
+    for name, rows in models.items():
+        step = triosim.describe(name, batch=2, sequence=40, layers=1)
+        (loss,) = [one for one in step.operators if one.name == "aten::_log_softmax"]
+        assert loss.inputs[0].shape == rows
+
+
 def test_images_have_their_channels_first_unless_they_are_said_to_have_them_last() -> None:
     first, last = (triosim.describe("resnet18", **how) for how in ({}, {"image_layout": "channels-last"}))
     said = [

@@ -78,6 +78,15 @@ def test_a_step_time_that_is_not_printed_follows_from_flops(tmp_path: Path) -> N
     assert "zero1=2,tp=2,pp=2" in found.case.arguments
 
 
+def test_launches_block_on_bigscience_a100s_alone(tmp_path: Path) -> None:
+    """``CUDA_LAUNCH_BLOCKING=1``; one card of 100 Gb/s is what NCCL used of a node's four."""
+    sizes = ",8,0B,128,2,8,64,,2,2,1,4,,1,"
+    new, old = (row(tmp_path, BIG, gpu + sizes).case.arguments for gpu in ("A100-SXM4-80GB", "V100-SXM2-32GB"))
+    assert new[new.index("--run-ahead") + 1] == "1"
+    assert "gpus_per_nic: 8" in new[new.index("--topology") + 1]
+    assert "--run-ahead" not in old
+
+
 def test_heads_that_do_not_divide_the_features_are_the_nearest_that_do(tmp_path: Path) -> None:
     line = "A100-SXM4-80GB (Jean Zay),384,181B,14336,72,96,2048,8,8,6,1,2048,120,,"
     assert row(tmp_path, BIG, line).label.split()[3] == "a=112"
@@ -208,14 +217,14 @@ BERT = (
 )
 
 
-def test_a_batch_of_bert_is_accumulated_and_has_no_padding(tmp_path: Path) -> None:
+def test_a_batch_of_bert_is_accumulated_and_kept_in_half_precision(tmp_path: Path) -> None:
     """4,096 samples of a GPU in 64 micro-batches, on eight GPUs at 1,746 a second."""
     line = f"PyTorch/LanguageModeling/BERT,Pre-training NVIDIA DGX-1 With 32G,8.0,,mixed/FP16,T,1746.0,{BERT}"
     found = row(tmp_path, EXAMPLES, line)
     assert found.measured == pytest.approx(8 * 4096 / 1746)
     assert str(found.case) == (
-        "triosim simulate bert-large --gpu V100-SXM2-32GB --parallel ddp=8 --dtype fp16 --precision mixed "
-        "--micro-batch-size 64 --seq 104 --micro-batches 64 --attention math"
+        "triosim simulate 'bert-large(vocab=30528, masked=0.15)' --gpu V100-SXM2-32GB --parallel ddp=8 --dtype fp16 "
+        "--micro-batch-size 64 --seq 128 --micro-batches 64 --attention math --optimizer master-adamw"
     )
 
 

@@ -29,7 +29,7 @@ from validation.steps.timm import TimmRow
 
 FITTED = (
     *("convolution on tensor cores", "grouped convolution", "grouped gradient", "depthwise convolution", "batch norm"),
-    *("row gradient", "pooling", "pooling gradient", "cast", "copy", "optimizer"),
+    *("row gradient", "pooling", "pooling gradient", "cast", "transposition", "copy", "optimizer"),
 )
 #: Operators of other classes, by the model that predicts them: the speed that fits best is printed as memory, and not used.
 OTHERS = ("forest", "elementwise", "roofline", "others")

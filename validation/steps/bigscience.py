@@ -1,7 +1,11 @@
 """Training steps of GPTs of about 200 billion parameters under Megatron-DeepSpeed on Jean Zay, from BigScience's chronicles.
 
-A100s: nodes of eight with four cards of 100 Gb/s Omni-Path; ZeRO-1, full recomputation, a vocabulary of 250,880 (Le Scao et
-al. 2022). V100s: nodes of four with one card; the vocabulary of GPT-2, padded. Where seconds are not printed, they follow from
+A100s: nodes of eight, ZeRO-1, full recomputation, a vocabulary of 250,880 (Le Scao et al. 2022), and
+``CUDA_LAUNCH_BLOCKING=1``, without which runs of 200 billion parameters hung: a host is never ahead of its GPU. V100s: nodes of
+four; the vocabulary of GPT-2, padded. A node has four cards of 100 Gb/s Omni-Path, of which NCCL did not use more than one:
+BigScience's own all-reduce moved 10.6 and 6.9 GB/s a node on 4 and 16 nodes of V100s and 5.1 on 4 of A100s
+(``experiments/bandwidth`` of github.com/bigscience-workshop/bigscience). So a node is given one card.
+Where seconds are not printed, they follow from
 TFLOP/s as BigScience counts them: 8 FLOPs a parameter of the layers and token. Rows without a division have that of the first
 (``tp=8``, ``pp=10``), rows without layers those of their size; heads that do not divide the features are the nearest number
 that does.
@@ -20,7 +24,7 @@ from validation.steps.rows import Record, Row
 _SYSTEMS = {
     "A100-SXM4-80GB": (
         "A100-SXM-80GB",
-        "dgx-a100(gpus={}, inter_node={{bandwidth: 100 Gb/s, gpus_per_nic: 2}})",
+        "dgx-a100(gpus={}, inter_node={{bandwidth: 100 Gb/s, gpus_per_nic: 8}})",
         250880,
     ),
     "V100-SXM2-32GB": (
@@ -72,6 +76,7 @@ class BigScience(CommandFormat):
             topology=nodes.format(gpus),
             dtype="fp16" if old else None,
             stack="deepspeed",
+            run_ahead=None if old else 1,  # CUDA_LAUNCH_BLOCKING=1
             recompute=None if "no activation checkpointing" in record.values.get("notes", "") else "full",
         )
         if record.has("seconds_per_iteration"):

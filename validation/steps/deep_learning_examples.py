@@ -2,10 +2,12 @@
 
 A step's time follows from samples or words a second. What a row leaves open is in the examples' scripts: images a GPU (of
 EfficientNets taken to be 256 of B0 and 64 of B4); LAMB, whose time is taken as that of Adam; 384 words of fine-tuned BERTs;
-sentences of 32 words for translation, about the mean of WMT'14 in pieces of words. Pretraining leaves padding out
-(``--unpad``): Wikipedia fills half of 512 words (Krell et al. 2021, arXiv 2107.02027), and is assumed to fill 83% of 128. Mixed
-precision is autocast to fp16, and attention its products: the measurements are of before FlashAttention. Other frameworks than
-PyTorch, and what is neither a plain transformer nor a plain convolutional network, are out of scope.
+sentences of 32 words for translation, about the mean of WMT'14 in pieces of words. BERTs in fp16 are kept in it, with an
+optimizer on fp32 copies (``--allreduce_post_accumulation_fp16``; apex's O2 for fine-tuning), and predict masked words alone.
+Their pretraining reads ``phase1/unbinned`` and ``phase2/bin_size_64``: samples of 128 words are padded to it, those of 512,
+half of which Wikipedia fills (Krell et al. 2021, arXiv 2107.02027), to the end of their bin of 64. Mixed precision of others
+is autocast to fp16. Attention is its products: the measurements are of before FlashAttention. Other frameworks than PyTorch,
+and what is neither a plain transformer nor a plain convolutional network, are out of scope.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ _OTHER = (
     *("Detection/Efficientdet", "Transformer-XL"),
 )
 _WORDS_OF_SENTENCE = 32
-#: Words of a sample that are no padding, by a sample's length.
-_WORDS = {"128": 104, "512": 256}
+#: Words of a sample as batches have them, by a sample's length: those of 512 are in bins of 64 (``phase2/bin_size_64``).
+_WORDS = {"128": 128, "512": 288}
+#: BERT with its vocabulary padded to a multiple of 8.
+_PRETRAINED, _FINE_TUNED = "bert-large(vocab=30528, masked=0.15)", "bert-large(vocab=30528, head=answers)"
 _WORDS_OF_FINE_TUNING = 384
 
 
@@ -68,10 +72,9 @@ class DeepLearningExamples(CommandFormat):
             gpu=gpu,
             parallel=axes(ddp=count),
             dtype="fp32" if precision in ("FP32", "TF32") else "fp16",
-            precision="mixed" if precision == "mixed/FP16" else None,
             products="tf32" if precision == "TF32" else None,
             micro_batch_size=samples,
-            **options,
+            **{"precision": "mixed" if precision == "mixed/FP16" else None} | options,
         )
         label = f"{path} on {count} {gpu} {samples * parts} {precision}"
         words = _WORDS_OF_SENTENCE if read is _translation else 1
@@ -122,8 +125,10 @@ def _bert(record: Record) -> tuple[str, int, dict[str, Any]]:
         "seq": _WORDS.get(length[1], length[1]) if length else _WORDS_OF_FINE_TUNING,
         "micro_batches": steps if steps and steps > 1 else None,
         "attention": "math",
+        "precision": None,
+        "optimizer": "master-adamw" if place else "fused-adamw",
     }
-    return "bert-large", batch, options
+    return _PRETRAINED if length else _FINE_TUNED, batch, options
 
 
 def _pair(name: str, row: str, place: int) -> int | None:

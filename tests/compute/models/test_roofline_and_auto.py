@@ -37,6 +37,17 @@ def seconds_of(model: ComputeModel, operator: Operator, gpu: str = "H100") -> fl
     return float(model.estimate([operator], gpu).seconds[0])
 
 
+def test_a_transposing_copy_is_quicker_than_one_of_parts() -> None:
+    """64 MiB that are read and written; rows that are moved whole reach more of the bandwidth than parts put together."""
+    data = [Tensor(number, (1 << 25,), "float16") for number in (1, 2)]
+    names = {"aten::clone": "transposition", "aten::cat": "copy"}
+    for name, kind in names.items():
+        copy = Operator(1, name, "forward", "a", (data[0],), (data[1],), 0.0)
+        found = seconds_of(Roofline(), copy) - LAUNCH_SECONDS
+        assert found == pytest.approx(2 * 2**26 / (H100.bandwidth * DEFAULTS[kind].memory))
+    assert DEFAULTS["transposition"].memory > DEFAULTS["copy"].memory
+
+
 def test_a_large_product_takes_its_flops_at_a_part_of_the_peak() -> None:
     expected = 2 * 8192**3 / (A40.flops["bfloat16"] * DEFAULTS["product"].compute)
     found = seconds_of(Roofline(), product(8192, 8192, 8192, "bfloat16"), "A40")

@@ -77,7 +77,8 @@ DEFAULTS = {
     "pooling gradient": Efficiency(0.5, 0.63, (0.3, 0.3, 0.25)),
     "elementwise": Efficiency(0.5, 0.78, (0.2, 0.12, 0.12)),
     "cast": Efficiency(0.5, 0.68, (0.2, 0.2, 0.2)),
-    "copy": Efficiency(0.5, 0.44, (0.3, 0.3, 0.3)),
+    "transposition": Efficiency(0.5, 0.7, (0.3, 0.3, 0.3)),
+    "copy": Efficiency(0.5, 0.42, (0.3, 0.3, 0.3)),
     "optimizer": Efficiency(0.5, 0.76, (0.4, 0.3, 0.3)),
 }
 Key = tuple[str, str, str]  # class, phase and dtype; the dtype is empty for a class that only moves bytes
@@ -90,7 +91,8 @@ _CLASSES: Mapping[str, Sequence[str]] = {
     "pooling": ("pool", "upsample"),
     "reduction": ("norm", "softmax", "sum", "mean", "loss", "var", "argmax", "cumsum", "topk", "sort", "embedding"),
     "cast": ("to_copy", "cast_transpose"),
-    "copy": ("clone", "contiguous", "cat", "pad", "roll", "index", "slice_", "select_", "stack", "repeat"),
+    "transposition": ("clone", "contiguous"),
+    "copy": ("cat", "pad", "roll", "index", "slice_", "select_", "stack", "repeat"),
 }
 _HALF = ("float16", "bfloat16")
 #: The relative error of a ratio for each factor of e between two sizes, in measured tables (``uncertainty.resizing_error``);
