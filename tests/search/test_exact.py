@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 import pytest
 
@@ -18,7 +17,7 @@ from triosim.search.spaces.declaration import of_texts, space_of
 from triosim.search.spaces.rules import validity_of
 from triosim.search.spaces.space import Space
 from triosim.search.spaces.subject import subject_of
-from triosim.search.workers import evaluate
+from triosim.search.workers import processes
 
 SMALL = "gpt2(layers=4, hidden=256, heads=8, vocab=1024, sequence=128)"
 LLAMA = "llama3-8b(layers=4, hidden=512, heads=8, kv_heads=4, feed_forward=1024, vocab=1024)"
@@ -31,8 +30,8 @@ def space(model: str, varied: str, **base: object) -> Space:
 
 
 def searched(run: Space, objective: str = "step-time", within: float = 0.0, top: int = 1) -> Searched:
-    tasks = partial(evaluate, Weigh(run)), partial(evaluate, Simulate(run))
-    return Search(run, validity_of(run), Objectives.read(objective, within), *tasks, top).run()
+    with processes(Weigh(run), Simulate(run)) as tasks:
+        return Search(run, validity_of(run), Objectives.read(objective, within), *tasks, top).run()
 
 
 EVERY_KIND = (

@@ -1,4 +1,4 @@
-"""Points evaluated in processes: drawn one by one, all answered, and a process that dies or fails ends the search."""
+"""Points evaluated in processes: drawn as they are needed, all answered, and a process that dies or fails ends the search."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from triosim.errors import OptionError, SimulationError
 from triosim.search.outcome import Outcome
-from triosim.search.workers import evaluate
+from triosim.search.workers import processes
 
 
 def named(point: int) -> Outcome:
-    return Outcome(str(point), "excluded")
+    return Outcome(str(point), "excluded", str(os.getpid()))
 
 
 def dying(point: int) -> Outcome:
@@ -30,16 +30,19 @@ def failing(point: int) -> Outcome:
     return named(point)
 
 
+@pytest.mark.parametrize("run", [1, 7])
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_every_point_is_answered_once(jobs: int) -> None:
-    found = list(evaluate(named, range(20), jobs))
+def test_every_point_is_answered_once(jobs: int, run: int) -> None:
+    with processes(named, jobs=jobs) as (evaluate,):
+        found = list(evaluate(range(20), run=run))
     assert sorted(point for point, _ in found) == list(range(20))
     assert all(outcome.key == str(point) for point, outcome in found)
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("run", [1, 4])
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_no_more_points_are_drawn_than_there_are_processes(jobs: int) -> None:
+def test_no_more_points_are_drawn_than_processes_take(jobs: int, run: int) -> None:
     drawn = []
 
     def points() -> Iterator[int]:
@@ -47,30 +50,42 @@ def test_no_more_points_are_drawn_than_there_are_processes(jobs: int) -> None:
             drawn.append(number)
             yield number
 
-    for answered, _ in enumerate(evaluate(named, points(), jobs), 1):
-        assert len(drawn) <= answered - 1 + jobs
-        if answered == 5:
-            break
-    assert len(drawn) < 10
+    with processes(named, jobs=jobs) as (evaluate,):
+        for answered, _ in enumerate(evaluate(points(), run=run), 1):
+            assert len(drawn) <= answered - 1 + jobs * run
+            if answered == 5:
+                break
 
 
-def test_a_search_that_stops_leaves_no_process_behind() -> None:
-    found = evaluate(named, range(100), 2)
-    next(found)
-    assert multiprocessing.active_children()
-    found.close()
+def test_a_run_of_points_is_for_one_process() -> None:
+    with processes(named, jobs=3) as (evaluate,):
+        process_of = {point: outcome.reason for point, outcome in evaluate(range(12), run=4)}
+    for first in (0, 4, 8):
+        assert len({process_of[point] for point in range(first, first + 4)}) == 1
+
+
+def test_all_tasks_run_in_the_same_processes() -> None:
+    with processes(named, failing, jobs=2) as (first, second):
+        before = {outcome.reason for _, outcome in first(range(10))}
+        assert {outcome.reason for _, outcome in second(range(10, 20))} <= before
+
+
+def test_what_nobody_waits_for_any_more_is_forgotten() -> None:
+    with processes(named, jobs=2) as (evaluate,):
+        next(iter(evaluate(range(100), run=5)))
+        assert sorted(point for point, _ in evaluate(range(3))) == [0, 1, 2]
     assert not multiprocessing.active_children()
 
 
 def test_a_process_that_dies_is_reported_with_its_point() -> None:
-    with pytest.raises(SimulationError) as error:
-        list(evaluate(dying, range(5), 2))
+    with processes(dying, jobs=2) as (evaluate,), pytest.raises(SimulationError) as error:
+        list(evaluate(range(5), run=2))
     assert str(error.value).startswith("3: the process that simulated it was killed by SIGKILL; give fewer --jobs")
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_error_of_the_user_ends_the_search(jobs: int) -> None:
-    with pytest.raises(OptionError, match="no such GPU"):
-        list(evaluate(failing, range(5), jobs))
+    with processes(failing, jobs=jobs) as (evaluate,), pytest.raises(OptionError, match="no such GPU"):
+        list(evaluate(range(5)))
     assert not multiprocessing.active_children()

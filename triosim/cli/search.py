@@ -36,6 +36,8 @@ terminal = LaterModule("search.terminal")
 workers = LaterModule("search.workers")
 
 SEARCH = "Search"
+#: How many points that share work one process weighs after the other.
+_POINTS_OF_A_RUN = 8
 #: Options of a run that are not the same at all points, or of which a search has no use.
 _LEFT_OUT = ("gpus", "gpu", "batch_size", "iterations", "fail_on_oom", "links", "run_ahead")
 
@@ -136,13 +138,14 @@ def _share(text: str, where: str) -> float:
 @contextmanager
 def _evaluating(space: Space, given: Mapping[str, Any]) -> Iterator[tuple[Evaluate, Evaluate]]:
     """Give what weighs and simulates points, in as many processes as asked for, from and into the study if there is one."""
-    weigh = partial(workers.evaluate, evaluation.Weigh(space), jobs=given["jobs"])
-    simulate = partial(workers.evaluate, evaluation.Simulate(space), jobs=given["jobs"])
-    if given["study"] is None:
-        yield weigh, simulate
-        return
-    with studies.opened(given["study"], space.fingerprint) as study:
-        yield partial(study.evaluate, weigh), partial(study.evaluate, simulate, is_enough=_is_timed)
+    tasks = evaluation.Weigh(space), evaluation.Simulate(space)
+    with workers.processes(*tasks, jobs=given["jobs"]) as (weigh, simulate):
+        weigh = partial(weigh, run=_POINTS_OF_A_RUN)
+        if given["study"] is None:
+            yield weigh, simulate
+            return
+        with studies.opened(given["study"], space.fingerprint) as study:
+            yield partial(study.evaluate, weigh), partial(study.evaluate, simulate, is_enough=_is_timed)
 
 
 def _is_timed(outcome: Any) -> bool:

@@ -1,7 +1,8 @@
-"""Evaluates points in several processes, which are handed one point at a time, so that whoever draws them may stop.
+"""Evaluates points in several processes, which are handed some points at a time, so that whoever draws them may stop.
 
-The processes are forked where the system can: they begin with what this one has described and priced. Each ignores Ctrl-C,
-which is for this one to end in what is known so far; on the way out all of them are ended.
+The processes are forked where the system can: they begin with what this one has described and priced, and keep what they have
+made from one kind of task to the next. Each ignores Ctrl-C, which is for this one to end in what is known so far; on the way
+out all of them are ended.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import multiprocessing
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from triosim.errors import SimulationError, TriosimError
 from triosim.search.outcome import Outcome
@@ -26,70 +29,93 @@ One = TypeVar("One")
 Task = Callable[[One], Outcome]
 
 
-def evaluate(task: Task[One], points: Iterable[One], jobs: int = 1) -> Iterator[tuple[One, Outcome]]:
-    """Yield each point with what ``task`` finds, as they come; a point is drawn when a process is free for it.
+class Evaluate(Protocol[One]):
+    """Yields each point with what a task finds, as they come.
 
-    Where processes are spawned, ``task`` and the points must be what ``multiprocessing`` can send. Raises what ``task`` raises,
-    and ``SimulationError`` where a process dies.
+    A process that is free draws so many points in a ``run``: of points that share work, those that follow each other.
     """
-    todo = iter(points)
+
+    def __call__(self, points: Iterable[One], *, run: int = 1) -> Iterator[tuple[One, Outcome]]:
+        """Raises what the task raises, and ``SimulationError`` where a process dies."""
+
+
+@contextmanager
+def processes(*tasks: Task[One], jobs: int = 1) -> Iterator[Sequence[Evaluate[One]]]:
+    """Give what evaluates points by each task, in so many processes; with one job, in this process.
+
+    Where processes are spawned, tasks and points must be what ``multiprocessing`` can send.
+    """
     if jobs == 1:
-        for point in todo:
-            yield point, task(point)
+        yield [partial(_alone, task) for task in tasks]
         return
-    with _processes(task, jobs) as idle:
-        busy: list[_Worker[One]] = []
-        while True:
-            for point in islice(todo, len(idle)):
-                busy.append(idle.pop())
-                busy[-1].start(point)
-            if not busy:
-                return
-            for ready in wait([worker.connection for worker in busy]):
-                worker = next(one for one in busy if one.connection is ready)
-                found = worker.answer()
-                busy.remove(worker)
-                idle.append(worker)
-                yield found
+    with _started(tasks, jobs) as workers:
+        yield [partial(_together, workers, number) for number in range(len(tasks))]
+
+
+def _alone(task: Task[One], points: Iterable[One], *, run: int = 1) -> Iterator[tuple[One, Outcome]]:
+    for point in points:
+        yield point, task(point)
+
+
+def _together(
+    workers: Sequence[_Worker[One]], task: int, points: Iterable[One], *, run: int = 1
+) -> Iterator[tuple[One, Outcome]]:
+    todo = iter(points)
+    for worker in workers:
+        worker.forget()
+    while True:
+        for worker in workers:
+            if not worker.points and (drawn := list(islice(todo, run))):
+                worker.start(task, drawn)
+        busy = {worker.connection: worker for worker in workers if worker.points}
+        if not busy:
+            return
+        for ready in wait(list(busy)):
+            yield busy[ready].answer()  # type: ignore[index]
 
 
 @dataclass(slots=True)
 class _Worker(Generic[One]):
-    """A process and the point that it works on."""
+    """A process, and the points that it works on in their order."""
 
     process: BaseProcess
     connection: Connection
-    point: One | None = None
+    points: deque[One] = field(default_factory=deque)
 
-    def start(self, point: One) -> None:
-        """Hand a point to the process."""
-        self.point = point
+    def start(self, task: int, points: Sequence[One]) -> None:
+        """Hand points to the process."""
+        self.points.extend(points)
         try:
-            self.connection.send(point)
+            self.connection.send((task, points))
         except OSError:
             raise self._died() from None
 
     def answer(self) -> tuple[One, Outcome]:
-        """Return the point and what was found."""
-        assert self.point is not None
+        """Return the next point and what was found."""
         try:
             found = self.connection.recv()
         except (EOFError, OSError):
             raise self._died() from None
+        point = self.points.popleft()
         if isinstance(found, BaseException):
             raise found
-        return self.point, found
+        return point, found
+
+    def forget(self) -> None:
+        """Wait for what somebody asked for who does not want it any more."""
+        while self.points:
+            self.answer()
 
     def _died(self) -> SimulationError:
         self.process.join(5)
         code = self.process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         fix = "give fewer --jobs if memory was short; with --study, the search goes on where it ended"
-        return SimulationError(f"the process that simulated it {how}", where=str(self.point), fix=fix)
+        return SimulationError(f"the process that simulated it {how}", where=str(self.points[0]), fix=fix)
 
 
 @contextmanager
-def _processes(task: Task[One], jobs: int) -> Iterator[list[_Worker[One]]]:
+def _started(tasks: Sequence[Task[One]], jobs: int) -> Iterator[list[_Worker[One]]]:
     """Start processes; at the end, however it comes, all are ended."""
     workers: list[_Worker[One]] = []
     method = "fork" if sys.platform == "linux" else "spawn"  # forks are not safe on macOS, and Windows has none
@@ -99,13 +125,13 @@ def _processes(task: Task[One], jobs: int) -> Iterator[list[_Worker[One]]]:
         for _ in range(jobs):
             ours, theirs = context.Pipe()
             inherited = [worker.connection for worker in workers] + [ours] if method == "fork" else []
-            process = context.Process(target=_work, args=(task, theirs, inherited), daemon=True)
+            process = context.Process(target=_work, args=(tasks, theirs, inherited), daemon=True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; numpy's hold no locks
                 process.start()
             theirs.close()
             workers.append(_Worker(process, ours))
-        yield list(workers)
+        yield workers
     finally:
         gc.unfreeze()
         for worker in workers:
@@ -115,18 +141,19 @@ def _processes(task: Task[One], jobs: int) -> Iterator[list[_Worker[One]]]:
             worker.process.join()
 
 
-def _work(task: Task[Any], connection: Connection, inherited: list[Connection]) -> None:
+def _work(tasks: Sequence[Task[Any]], connection: Connection, inherited: Sequence[Connection]) -> None:
     """Answer each point with its outcome, or with the error that ends the search, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in inherited:  # of which a copy here would keep a dead parent's ends open
         other.close()
     while True:
         try:
-            point = connection.recv()
+            task, points = connection.recv()
         except (EOFError, OSError):
             return
-        try:
-            found: object = task(point)
-        except TriosimError as error:
-            found = error
-        connection.send(found)
+        for point in points:
+            try:
+                found: object = tasks[task](point)
+            except TriosimError as error:
+                found = error
+            connection.send(found)

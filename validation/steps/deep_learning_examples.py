@@ -1,7 +1,7 @@
 """Training steps of NVIDIA's DeepLearningExamples on A100s and V100s under PyTorch: image models, BERT and the Transformer.
 
-A step's time follows from samples or words a second. What a row leaves open is in the examples' scripts: images a GPU (of
-EfficientNets taken to be 256 of B0 and 64 of B4); LAMB, whose time is taken as that of Adam; 384 words of fine-tuned BERTs;
+A step's time follows from samples or words a second. What a row leaves open is in the examples' scripts: images a GPU, with
+their channels last in mixed precision; LAMB, whose time is taken as that of Adam; 384 words of fine-tuned BERTs;
 sentences of 32 words for translation, about the mean of WMT'14 in pieces of words. BERTs in fp16 are kept in it, with an
 optimizer on fp32 copies (``--allreduce_post_accumulation_fp16``; apex's O2 for fine-tuning), and predict masked words alone.
 Their pretraining reads ``phase1/unbinned`` and ``phase2/bin_size_64``: samples of 128 words are padded to it, those of 512,
@@ -21,18 +21,21 @@ from triosim.errors import OptionError
 from validation.steps.command import Command, CommandFormat, OutOfScope, axes
 from validation.steps.rows import Record, Row
 
-#: Model and images a GPU of convolutional networks: in mixed precision, and in fp32 or TF32.
-_IMAGES = {
-    "resnet50v1.5": ("resnet50", 256, 128),
-    "resnext101-32x4d": ("resnext101_32x8d(width=4)", 128, 64),
-    "SSD": ("ssd300", 64, 32),
+#: Images a GPU of convolutional networks, in mixed precision and in fp32 or TF32, by GPU: ``configs.yml`` of the examples.
+_BATCHES: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "A100": {"resnet50": (256, 256), "resnext101": (128, 128), "b0": (256, 256), "b4": (128, 64), "SSD": (64, 32)},
+    "V100-32GB": {"resnet50": (256, 112), "resnext101": (128, 64), "b0": (256, 128), "b4": (64, 32), "SSD": (64, 32)},
+    "V100-16GB": {"resnet50": (256, 112), "resnext101": (128, 64), "b0": (128, 64), "b4": (32, 16), "SSD": (64, 32)},
 }
-#: EfficientNets and images a GPU in mixed precision, by the name in the row.
-_EFFICIENT = {
-    "efficientnet-b0": ("efficientnet_b0", 256),
-    "efficientnet-b4": ("efficientnet_b4", 64),
-    "efficientnet-widese-b0": ("efficientnet_b0(wide=true)", 256),
-    "efficientnet-widese-b4": ("efficientnet_b4(wide=true)", 64),
+#: Model, and its name among the batches, by the name in the row.
+_IMAGES = {
+    "resnet50v1.5": ("resnet50", "resnet50"),
+    "resnext101-32x4d": ("resnext101_32x8d(width=4)", "resnext101"),
+    "SSD": ("ssd300", "SSD"),
+    "efficientnet-b0": ("efficientnet_b0", "b0"),
+    "efficientnet-b4": ("efficientnet_b4", "b4"),
+    "efficientnet-widese-b0": ("efficientnet_b0(wide=true)", "b0"),
+    "efficientnet-widese-b4": ("efficientnet_b4(wide=true)", "b4"),
 }
 #: Parts of the name of what is out of scope: Transformer-XL carries a memory of words from step to step.
 _OTHER = (
@@ -64,8 +67,8 @@ class DeepLearningExamples(CommandFormat):
         if any(part in path for part in _OTHER):
             raise OutOfScope(f"'{path}' is no plain transformer or convolutional network", where=record.where)
         gpu, count, precision = _gpu(record), record.whole("gpus"), record.text("precision")
-        read = {"BERT": _bert, "Transformer": _translation, "efficientnet": _efficient}.get(path.rpartition("/")[2])
-        model, samples, options = _images(record, path) if read is None else read(record)
+        read = {"BERT": _bert, "Transformer": _translation}.get(path.rpartition("/")[2])
+        model, samples, options = _images(record, gpu, path) if read is None else read(record)
         parts = options.get("micro_batches") or 1
         command = Command.of(
             model,
@@ -82,23 +85,21 @@ class DeepLearningExamples(CommandFormat):
         return Row(label, model, measured, "s", command, gpu=gpu, framework="PyTorch")
 
 
-def _images(record: Record, path: str) -> tuple[str, int, dict[str, Any]]:
-    name = path.rpartition("/")[2]
+def _images(record: Record, gpu: str, path: str) -> tuple[str, int, dict[str, Any]]:
+    """Return a convolutional network, images a GPU, and options: with mixed precision the examples have channels last."""
+    row, mixed = record.text("row"), record.text("precision") == "mixed/FP16"
+    said, name = re.search(r"Model=([\w-]+)", row), path.rpartition("/")[2]
+    name = said[1] if said else name
     if name not in _IMAGES:
         raise OptionError(
             f"'{name}' is not described", where=record.where, fix=f"known: {', '.join((*_IMAGES, 'BERT'))}"
         )
-    model, mixed, single = _IMAGES[name]
-    said = re.search(r"Batch size / GPU=(\d+)", record.text("row"))
-    usual = mixed if record.text("precision") == "mixed/FP16" else single
-    return model, int(said[1]) if said else usual, {"optimizer": "sgd"}
-
-
-def _efficient(record: Record) -> tuple[str, int, dict[str, Any]]:
-    said = re.search(r"Model=([\w-]+)", record.text("row"))
-    name = said[1] if said else ""
-    record.check(name in _EFFICIENT, f"'row' names '{name}'", f"known: {', '.join(_EFFICIENT)}")
-    return *_EFFICIENT[name], {"optimizer": "sgd"}
+    model, batches = _IMAGES[name]
+    count = re.search(r"Batch size / GPU=(\d+)", row)
+    board = "A100" if gpu.startswith("A100") else gpu.replace("-SXM2", "")
+    usual = _BATCHES[board][batches][0 if mixed else 1]
+    options = {"optimizer": "sgd", "image_layout": "channels-last" if mixed else None}
+    return model, int(count[1]) if count else usual, options
 
 
 def _translation(record: Record) -> tuple[str, int, dict[str, Any]]:

@@ -53,6 +53,32 @@ def test_a_depthwise_convolution_is_bound_by_its_bytes() -> None:
     assert seconds(convolution(256, 256)) == pytest.approx(expected)
 
 
+def test_depthwise_convolutions_gain_nothing_from_bandwidth_that_ordinary_cores_cannot_use() -> None:
+    """A V100 has nearly the bandwidth of an RTX 3090 (900 and 936 GB/s), but 15.7 TFLOP/s in float32 instead of 35.6."""
+    launch = DEFAULTS["depthwise convolution"].launch
+    slow, quick = (seconds(convolution(256, 256), gpu) - launch for gpu in ("V100", "RTX-3090"))
+    assert slow / quick == pytest.approx(35.6 / 15.7, rel=0.01)
+
+
+def test_batch_norm_gains_nothing_from_bandwidth_that_multiprocessors_cannot_use() -> None:
+    """108 multiprocessors at 1.41 GHz move 8.5 bytes in a clock: 1.29 of the 2.04 TB/s of an A100."""
+    image, statistics = Tensor(1, (64, 256, 56, 56), "float16"), Tensor(2, (256,), "float32")
+    norm = Operator(
+        1, "aten::batch_norm", "forward", "n", (image, statistics), (Tensor(3, image.shape, "float16"),), 0.0
+    )
+    launch = DEFAULTS["batch norm"].launch
+    quick, slow = (seconds(norm, gpu) - launch for gpu in ("A100-SXM-80GB", "RTX-3090"))
+    assert slow / quick == pytest.approx(108 * 1.41 * 8.5 / 936)
+
+
+def test_groups_in_float32_fill_the_lanes_of_ordinary_cores() -> None:
+    """With 8 channels in each of 64 groups, 24 of 32 lanes do nothing, and an A100's TF32 is not used."""
+    flops = 2.0 * 64 * 56 * 56 * 512 * 8 * 9
+    used = DEFAULTS["grouped convolution"]
+    found = seconds(convolution(512, 64, dtype="float32"), "A100-SXM-80GB")
+    assert found == pytest.approx(4 * flops / (19.5e12 * used.compute) + used.launch)
+
+
 @pytest.mark.parametrize(
     ("channels", "groups", "channels_last", "expected"),
     [

@@ -29,7 +29,7 @@ _TILE_EFFICIENCY = {128 * 128: 1.0, 128 * 64: 0.9, 64 * 64: 0.75, 128 * 32: 0.7}
 #: Half precision on ordinary cores is at most this many times as fast as float32; on tensor cores it is faster.
 _PACKED = 2.1
 #: The share of the attainable rate of products that is the rate of convolutions, and of the bandwidth that conversions reach.
-_SHARE, _CONVERSION_SHARE = 0.85, 0.8
+_SHARE, _CONVERSION_SHARE = 0.85, 0.5
 #: The fewest steps along the inner side that a part of a product that is split there has.
 _LEAST_SPLIT = 512.0
 #: The least ratio of the data's pixels to those that the result's, with the stride, would need.

@@ -7,11 +7,14 @@ defaults are coarse, rounded fits to the measured tables that docs/compute-model
 replaces those of the classes that a trace has enough operators of. Float32 convolutions run in TF32 where the GPU has it,
 as PyTorch's default is; float32 products do not, and their rate is limited by the board's power. The products of a recurrent
 layer's steps wait for each other: it has a launch for each. Tensor cores convolve images with their channels last; cuDNN
-converts others before and after, which reads and writes each once more. Depthwise convolutions do not run on tensor cores.
+converts others before and after, which reads and writes each once more. Depthwise convolutions do not run on tensor cores,
+nor do those in groups in float32; they, batch norm and gradients of pooling gain nothing from bandwidth that a multiprocessor
+cannot use.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -95,6 +98,14 @@ _CLASSES: Mapping[str, Sequence[str]] = {
     "copy": ("cat", "pad", "roll", "index", "slice_", "select_", "stack", "repeat"),
 }
 _HALF = ("float16", "bfloat16")
+#: The bytes that depthwise convolutions, which execute many instructions for a number, move at most for each FLOP in float32:
+#: those of an RTX 3090.
+_MOST_BYTES_FOR_A_FLOP = 0.0263
+#: The bytes that a multiprocessor moves at most in a clock, where kernels wait for what they load: an RTX 3090 has 6.7, an A100
+#: 13. Fitted to steps on one A100 and one V100 (``python -m validation.image_models.multiprocessors``).
+MOST_BYTES_IN_A_CLOCK = {"batch norm": 8.5, "pooling gradient": 8.5}
+#: The channels of a group that ordinary cores compute at once.
+_LANES = 32
 #: The relative error of a ratio for each factor of e between two sizes, in measured tables (``uncertainty.resizing_error``);
 #: and the part of the error of one estimate that is left in the ratio of two on one GPU.
 PER_E_FOLD = (0.14, 0.13, 0.09)
@@ -184,15 +195,15 @@ def class_of(operator: Operator, forward: Operator | None = None) -> str:
 
 
 def _class_of_convolution(operator: Operator, phase: str) -> str:
-    """Return the class of a convolution by the channels of a group; a gradient names its own first, then data and weight.
+    """Return the class of a convolution by the channels of a group.
 
     cuDNN 8 has quick gradients of groups with their channels last for 4, 8, 16 or 32 channels in multiples of 32 groups alone.
     """
     groups = operator.attributes.get("groups", 1)
-    weight = operator.inputs[1:][operator.name.endswith("_backward") :][:1]
-    if not isinstance(groups, int) or groups == 1 or not weight or len(weight[0].shape) < 2:
+    weight = _weight(operator)
+    if not isinstance(groups, int) or groups == 1 or len(weight) < 2:
         return "convolution"
-    channels = weight[0].shape[1]
+    channels = weight[1]
     if channels == 1:
         return "depthwise convolution"
     quick = channels in (4, 8, 16, 32) and groups % 32 == 0
@@ -205,7 +216,7 @@ def arithmetic_dtype(operator: Operator, gpu: gpus.Gpu, kind: str) -> str:
     if kind == "depthwise convolution":
         return "float32"  # not on tensor cores
     dtype = next((t.dtype for t in (*operator.inputs, *operator.outputs) if "float" in t.dtype), "float32")
-    allowed = operator.attributes.get("allow_tf32", kind in _CONVOLUTIONS)
+    allowed = operator.attributes.get("allow_tf32", kind in _CONVOLUTIONS) and kind != "grouped convolution"
     return "tf32" if dtype == "float32" and allowed and "tf32" in gpu.flops else dtype
 
 
@@ -237,12 +248,14 @@ def ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> Ceilings:
         if dtype:
             causal = kind == "attention" and (forward or operator).attributes.get("is_causal") is True
             arithmetic[row] = flops[row] * (0.5 if causal else 1.0) / _rate(gpu, dtype, kind)
+            if kind == "grouped convolution" and dtype == "float32":
+                arithmetic[row] *= _idle_lanes(forward or operator)
             factor[row] = uncertainty.power_limit_factor(gpu, dtype) if kind == "product" else 1.0
             if kind in _CONVOLUTIONS and dtype in _HALF and has_tensor_cores(gpu):
                 converted[row] = _converted_bytes(operator) / gpu.bandwidth
         if features.kind(operator) == "recurrent":
             launches[row] = products.recurrent_steps(forward or operator)
-    traffic = seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth
+    traffic = seen.drivers[:, 1:].sum(axis=1) / np.array([_bandwidth(gpu, kind) for kind, _, _ in classes])
     return Ceilings(
         [classes[row] for row in rows.tolist()],
         *(column[rows] for column in (arithmetic, traffic, converted, factor, launches)),
@@ -260,6 +273,26 @@ def _converted_bytes(operator: Operator) -> float:
         return 0.0
     data = operator.inputs[:2] if operator.name.endswith("_backward") else operator.inputs[:1]
     return 2.0 * sum(tensor.nbytes for tensor in (*data, operator.outputs[0]))
+
+
+def _weight(operator: Operator) -> Sequence[int]:
+    """Return the shape of a convolution's weight, empty without one; a gradient names its own first, then data and weight."""
+    found = operator.inputs[1:][operator.name.endswith("_backward") :][:1]
+    return found[0].shape if found else ()
+
+
+def _idle_lanes(operator: Operator) -> float:
+    """Return how many times as long a convolution in groups takes as one whose groups fill the lanes of a warp."""
+    outputs, inputs = _weight(operator)[:2]
+    return max(1.0, _LANES / min(inputs, max(1, outputs // operator.attributes["groups"])))
+
+
+def _bandwidth(gpu: gpus.Gpu, kind: str) -> float:
+    """Return the bytes in a second that the memory efficiency of a class is a part of."""
+    if kind == "depthwise convolution":
+        return min(gpu.bandwidth, _MOST_BYTES_FOR_A_FLOP * gpu.rate("float32"))
+    most = MOST_BYTES_IN_A_CLOCK.get(kind, math.inf) * gpu.sms * gpu.clock_hz
+    return min(gpu.bandwidth, most) if most > 0.0 else gpu.bandwidth
 
 
 def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:

@@ -46,7 +46,7 @@ class EfficientNet:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the images' classes."""
-        found, labels = image_inputs(tape, batch, self.image)
+        found, labels = image_inputs(tape, batch, self.image, channels_last=choices.channels_last())
         found = silu(module("features.0", _convolved, found, self._channels(_STEM), 3, 2))
         for stage, (expansion, kernel, stride, channels, blocks) in enumerate(_STAGES, 1):
             for number in range(math.ceil(self.depth * blocks)):
