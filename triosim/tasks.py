@@ -235,6 +235,7 @@ class Collective(Task):
     root: the rank that sends or receives the whole tensor.
     layers: the layers that the tensors belong to, for reports.
     transport: what carries it where that is not NCCL. A network that does not know it runs the collective as any other.
+    blocks: whether the next task of the stream that issued it waits for it, as with a ``Wait`` behind it.
     """
 
     kind: ClassVar[CollectiveKind]
@@ -248,6 +249,7 @@ class Collective(Task):
     label: str = ""
     layers: Layers | None = None
     transport: DeepEP | None = None
+    blocks: bool = False
 
 
 class AllReduce(Collective):

@@ -23,6 +23,7 @@ from triosim.tasks import (
     COLLECTIVES,
     COMPUTE_STREAM,
     Batch,
+    Collective,
     Communicator,
     Compute,
     Copy,
@@ -209,7 +210,10 @@ class TrainingLoop:
                     if start < end:
                         yield self._lowering.compute(script, start, end)
                         start = end
-                    yield Wait(((yield task),))
+                    if isinstance(task, Collective):  # which blocks by itself
+                        yield task
+                    else:
+                        yield Wait(((yield task),))
                 continue
             is_hook = isinstance(step, (Block, GradientReady))
             for tasks in self._hooks_of(step) if is_hook else (self._communicate(step, micro_batch),):
@@ -278,8 +282,8 @@ class TrainingLoop:
                 task = self._rotate(step, group, stream)
             elif len(group.ranks) > 1 and step.kind != "rotate":
                 make = COLLECTIVES[step.kind]
-                shares, transport = step.shares, step.transport
-                task = make(step.nbytes, group, stream, shares=shares, layers=step.layers, transport=transport)
+                more = {"shares": step.shares, "layers": step.layers, "transport": step.transport}
+                task = make(step.nbytes, group, stream, **more, blocks=step.key is None)
             self._collectives[id(step)] = task
         return self._collectives[id(step)]
 

@@ -103,6 +103,19 @@ def test_a_collective_waits_for_what_its_issuer_had_issued() -> None:
     assert recording.end == 9
 
 
+def test_what_follows_a_collective_that_blocks_waits_for_it_and_other_streams_do_not() -> None:
+    def program(rank: int) -> TaskStream:
+        yield Compute.of("before", 1)
+        yield AllReduce(3, group(2), blocks=True)
+        yield Compute.of("after", 2)
+        yield Compute.of("beside", 1, stream="other")
+
+    # "beside" gets the GPU when "before" has ended; without ``blocks`` "after" would be ahead of it.
+    recording = run(program, 2)
+    assert times(recording, AllReduce)[0] == (1, 4)
+    assert sorted(times(recording, Compute)[:3]) == [(0, 1), (1, 2), (4, 6)]
+
+
 def test_a_collective_starts_when_its_last_member_arrives_and_waiting_is_counted() -> None:
     def program(rank: int) -> TaskStream:
         yield Compute.of("work", 1 + 3 * rank)

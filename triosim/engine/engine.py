@@ -248,6 +248,8 @@ class Engine:
                 issuer = task.issuer
                 if issuer is not None and issuer != stream and issuer in tails:
                     add_dependency(handle, tails[issuer])
+                if issuer is not None and isinstance(task, Collective) and task.blocks:
+                    tails[issuer] = handle
                 assign_sequence_numbers(rank, handle, task)
         for other in task.after:
             add_dependency(handle, other)
