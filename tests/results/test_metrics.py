@@ -13,7 +13,7 @@ import traces
 from triosim import cli, save_trace
 from triosim.errors import OptionError
 from triosim.gpus import find
-from triosim.results.metrics import model_flops, tokens_of
+from triosim.results.metrics import impossible, model_flops, tokens_of
 from triosim.results.result import Result
 from triosim.simulation import simulate
 from triosim.trace import Operator, Trace
@@ -131,6 +131,15 @@ def test_a_gpu_that_nobody_knows_has_no_peak() -> None:
     found = simulate(traces.mlp(), "dp=4", topology=SLOW).metrics
     assert (found.mfu, found.hfu, found.peak_flops, found.energy_j, found.cost) == (None,) * 5
     assert found.model_flops == 4 * (FORWARD + BACKWARD)
+
+
+def test_less_than_the_model_needs_is_noted() -> None:
+    """Experts that drop tokens compute less than the model's FLOPs."""
+    found = simulate(on_a100(traces.mlp()), "single", gpus=1).metrics
+    assert found.mfu is not None
+    assert list(impossible(found)) == []
+    (note,) = impossible(replace(found, hfu=0.9 * found.mfu))
+    assert "is below MFU" in note
 
 
 def test_more_than_the_peak_is_noted() -> None:

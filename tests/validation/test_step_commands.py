@@ -279,3 +279,10 @@ def test_a_row_of_the_examples_is_a_command_and_its_rate_a_time(
 def test_a_network_with_a_memory_of_earlier_steps_is_out_of_scope(tmp_path: Path) -> None:
     with pytest.raises(OutOfScope, match="no plain transformer"):
         row(tmp_path, EXAMPLES, "PyTorch/LanguageModeling/Transformer-XL,Base model,1,,TF32,tok/s,41527,GPUs=1")
+
+
+def test_the_passes_of_a_command_are_those_of_its_stages() -> None:
+    """Eight micro-batches through four stages of two parts each; one GPU has one."""
+    given = {"parallel": "fsdp=2,pp=4", "micro_batches": 8, "virtual_stages": 2}
+    assert Command.of("llama3-8b", **given).passes == 64
+    assert Command.of("llama3-8b").passes == 1

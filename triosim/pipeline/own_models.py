@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import ParamSpec, TypeVar
 
 from triosim.compute.learned import model_files
@@ -14,11 +15,12 @@ Returned = TypeVar("Returned")
 
 
 def with_own_models(step: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Let a function predict with the models that its configuration, one of its arguments, names."""
+    """Let a function predict with the models that its argument ``config``, a ``RunConfig``, names."""
+    parameters = signature(step)
 
     @wraps(step)
     def run(*given: Arguments.args, **named: Arguments.kwargs) -> Returned:
-        config = next(one for one in (*given, *named.values()) if isinstance(one, RunConfig))
+        config: RunConfig = parameters.bind(*given, **named).arguments["config"]
         with model_files.using(config.models):
             return step(*given, **named)
 

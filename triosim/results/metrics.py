@@ -35,6 +35,8 @@ COUNTED: tuple[Kind, ...] = ("product", "convolution", "attention", "recurrent")
 
 #: The share of attention's backward that is no recomputation: four products of five (Dao et al. 2022).
 _WITHOUT_SCORES = 0.8
+#: Of two counts of FLOPs, by how much one may be below the other by rounding.
+_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def impossible(found: Metrics) -> Iterable[str]:
-    """Yield a note where the GPUs would exceed their peak."""
+    """Yield a note where the GPUs would exceed their peak, or computed less than the model does."""
     if found.hfu is not None and found.hfu > 1.0:
         yield (
             f"HFU is {found.hfu:.0%} of the {found.peak_dtype} peak: the trace's operators ran in another format (tf32), "
             "or its times are too short"
+        )
+    if found.hfu is not None and found.mfu is not None and found.hfu < found.mfu * (1.0 - _TOLERANCE):
+        yield (
+            f"HFU ({found.hfu:.1%}) is below MFU ({found.mfu:.1%}): the GPUs computed less than the model's FLOPs, "
+            "as where experts drop tokens"
         )
 
 

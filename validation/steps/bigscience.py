@@ -50,7 +50,7 @@ class BigScience(CommandFormat):
         *("mbs", "gbs", "seconds_per_iteration", "tflops_reported"),
     )
     tables = ("steps/bigscience.csv",)
-    sample = 6
+    sample = 8
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.10}
 
     def read(self, record: Record) -> Row:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import typer
@@ -43,6 +45,13 @@ class Command:
                     said += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
         return cls(tuple(said))
 
+    @property
+    def passes(self) -> int:
+        """How often a stage of the pipeline runs a micro-batch forward: what a simulation's own time grows with."""
+        said = dict(pairwise(self.arguments))
+        stages = int(dict(axis.split("=") for axis in said.get("--parallel", "pp=1").split(",")).get("pp", 1))
+        return int(said.get("--micro-batches", 1)) * stages * int(said.get("--virtual-stages", 1))
+
     def run(self) -> ConfiguredRun:
         """Return what the command line asks for. Raises ``TriosimError`` for what it cannot be."""
         group: Any = typer.main.get_command(app)
@@ -73,10 +82,11 @@ class CommandFormat(Format):
     """A format whose rows are plain commands: a row's ``case`` is its ``Command``.
 
     What is ``measured`` are the seconds or milliseconds of a step, or GiB that are ``counted`` as the allocator has reserved or
-    handed them out.
+    handed them out. Rows of more than ``most_passes`` take minutes, and are not quick.
     """
 
     counted: ClassVar[Literal["reserved", "allocated"]] = "reserved"
+    most_passes: ClassVar[float] = math.inf
 
     def predicted(self, row: Row) -> Prediction:
         """Return the time of the step and its interval, or the GiB of the fullest rank."""
@@ -84,6 +94,10 @@ class CommandFormat(Format):
         if command.verb == "memory":
             return Prediction(getattr(command.memory(), f"peak_{self.counted}") / 2**30)
         return Prediction.of_step(command.result(), row.unit)
+
+    def is_quick(self, row: Row) -> bool:
+        """Whether it is predicted in some seconds."""
+        return self.command(row).passes <= self.most_passes
 
     def command(self, row: Row) -> Command:
         """Return the row's command."""

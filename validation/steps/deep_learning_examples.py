@@ -56,7 +56,7 @@ class DeepLearningExamples(CommandFormat):
     name = "deep-learning-examples"
     columns = ("model_file", "section", "gpus", "batch_etc", "precision", "metric", "value", "row")
     tables = ("steps/deep_learning_examples.csv.gz",)
-    sample = 24
+    sample = 48
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.15}
 
     def read(self, record: Record) -> Row:
