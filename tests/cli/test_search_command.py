@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from triosim.cli import run
+from triosim.search.study import StudyError, shown
 
 MODEL = "gpt2(layers=2, hidden=128, heads=4, vocab=512, sequence=64)"
 SPACE = ["--gpus", "4", "--topology", "dgx-h100", "--global-batch-size", "8", "--vary", "tp=1,2,3", "--vary", "pp=1,2"]
@@ -49,6 +54,67 @@ def test_a_study_is_shown_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixt
         answers.append({**json.loads(capsys.readouterr().out), "seconds": 0.0})
     first, again, shown = answers
     assert first == again == shown
+
+
+def test_the_first_is_likely_to_be_faster_than_the_second(tmp_path: Path) -> None:
+    path = tmp_path / "search.json"
+    assert run(["search", MODEL, *SPACE, "--quiet", "-o", str(path), "--jobs", "2"]) == 0
+    assert 0.5 <= json.loads(path.read_text())["chance_first_is_faster"] <= 1.0
+
+
+def test_a_search_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "search.svg"
+    assert (
+        run(["search", MODEL, *SPACE, "--quiet", "--plot", str(path), "--objective", "step-time,memory-headroom"]) == 0
+    )
+    assert "none better in all objectives" in path.read_text()
+    assert run(["search", MODEL, *SPACE, "--plot", str(tmp_path / "search.txt")]) == 2
+    assert "is not a known kind of picture" in capsys.readouterr().err
+
+
+def test_a_killed_search_goes_on(tmp_path: Path) -> None:
+    study, path = tmp_path / "study.db", tmp_path / "search.json"
+    command = [
+        sys.executable,
+        "-m",
+        "triosim",
+        "search",
+        MODEL,
+        *SPACE,
+        "--study",
+        str(study),
+        "--jobs",
+        "2",
+        "--quiet",
+    ]
+    process = subprocess.Popen(command)
+    while not (study.exists() and _known(study)):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    before = _known(study)
+    assert run(["search", MODEL, *SPACE, "--study", str(study), "--quiet", "-o", str(path)]) == 0
+    assert len(_known(study)) == 4
+    assert before <= _known(study)
+    assert json.loads(path.read_text())["gap"] == 0.0
+
+
+def _known(study: Path) -> set[str]:
+    """Return the points that a study has something of."""
+    with suppress(StudyError), shown(study) as found:
+        return {one.key for one in found.outcomes()}
+    return set()
+
+
+def test_two_searches_share_a_study(tmp_path: Path) -> None:
+    study = str(tmp_path / "study.db")
+    command = [sys.executable, "-m", "triosim", "search", MODEL, *SPACE, "--study", study, "--format", "json"]
+    searches = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)]
+    first, second = (json.loads(one.communicate()[0]) for one in searches)
+    assert first["best"]["step_time_s"] == second["best"]["step_time_s"]
+    assert first["gap"] == second["gap"] == 0.0
 
 
 def test_several_numbers_of_gpus_are_an_axis(tmp_path: Path) -> None:

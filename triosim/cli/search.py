@@ -28,6 +28,8 @@ declaration = LaterModule("search.spaces.declaration")
 evaluation = LaterModule("search.evaluation")
 exact = LaterModule("search.exact")
 objectives = LaterModule("search.objectives")
+pictures = LaterModule("search.picture")
+plots = LaterModule("reports.pictures.plot")
 report = LaterModule("search.report")
 rules = LaterModule("search.spaces.rules")
 studies = LaterModule("search.study")
@@ -66,6 +68,7 @@ OPTIONS = (
     Option("show", metavar="FILE", panel=SEARCH, help="Show what a study has found, and search no further."),
     Option("jobs", "whole", 1, metavar="N", short="-j", panel=SEARCH, help="Points that are worked on at once."),
     Option("output", metavar="FILE", panel=OUTPUT, short="-o", help="Write the answer as JSON."),
+    Option("plot", metavar="FILE", panel=OUTPUT, help="Draw the best points' steps, and every point's time and memory."),
     o.FORMAT,
     o.QUIET,
 )
@@ -86,11 +89,13 @@ def command(trace: TracePath = None, **given: Any) -> None:
     [cyan]triosim search --config run.yaml --vary tp=1,2,4,8 --vary micro_batch_size=1,2,4 --vary recompute=none,full[/]
     """
     chosen = objectives.Objectives.read(given["objective"], _share(given["within"], "--within"))
+    if given["plot"] is not None:
+        plots.check_plot(given["plot"])
     if given["show"] is not None:
         _answer(_shown(given["show"], chosen), given)
         return
     run, varied = _subject(trace, given)
-    run.check_outputs(given["output"], given["study"])
+    run.check_outputs(given["output"], given["study"], given["plot"])
     space = _space(run, varied, given)
     validity = rules.validity_of(space)
     if not given["quiet"]:
@@ -163,7 +168,9 @@ def _shown(path: str, chosen: Any) -> Searched:
 
 
 def _answer(found: Searched, given: Mapping[str, Any]) -> None:
-    """Write and show the answer."""
+    """Write, draw and show the answer."""
+    if given["plot"] is not None:
+        pictures.write_picture(found, given["plot"])
     if given["output"] is not None:
         with writing_text(given["output"]) as file:
             file.write(report.as_json(found))

@@ -10,6 +10,7 @@ from typing import Any
 
 from triosim.search.commands import simulate_command
 from triosim.search.exact import Searched
+from triosim.search.likelihood import chance_of_being_faster
 from triosim.search.outcome import Figures, Outcome
 from triosim.search.point import Point, Value
 from triosim.search.spaces.rules import broken_rule, rules_without
@@ -93,6 +94,16 @@ def certificate(found: Searched) -> str:
     return f"{said} (by the simulator, with a memory margin of {margin:.1%})"
 
 
+def chance_of_first(found: Searched) -> float | None:
+    """Return how likely the first point is faster than the second, by the doubts about both; None without a second."""
+    if len(found.ranked) < 2:
+        return None
+    first, second = found.ranked[0].figures, found.ranked[1].figures
+    assert first is not None
+    assert second is not None
+    return chance_of_being_faster(first, second)
+
+
 def as_dict(found: Searched) -> dict[str, Any]:
     """Return the answer as JSON holds it."""
     return {
@@ -110,6 +121,7 @@ def as_dict(found: Searched) -> dict[str, Any]:
         "simulated": found.count("simulated"),
         "gap": found.gap,
         "certificate": certificate(found),
+        "chance_first_is_faster": chance_of_first(found),
         "best": None if found.best is None else row(found, found.best),
         "top": [row(found, outcome) for outcome in found.ranked[:SHOWN]],
         "neighbours": [asdict(one) for one in neighbours_of_best(found)],

@@ -11,7 +11,15 @@ from triosim.reports.terminal.tables import facts_table, note_lines, percent, pl
 from triosim.search.exact import Searched
 from triosim.search.outcome import Outcome
 from triosim.search.point import Point
-from triosim.search.report import SHOWN, Neighbour, certificate, command_of, held_back_by, neighbours_of_best
+from triosim.search.report import (
+    SHOWN,
+    Neighbour,
+    certificate,
+    chance_of_first,
+    command_of,
+    held_back_by,
+    neighbours_of_best,
+)
 from triosim.units import format_rate, format_time
 
 
@@ -40,6 +48,8 @@ def _facts(found: Searched) -> Iterator[tuple[str, str]]:
     if found.gap is not None:
         yield "gap", percent(found.gap)
     yield "certificate", certificate(found)
+    if (chance := chance_of_first(found)) is not None:
+        yield "likelihood", f"that the first is faster than the second: {chance:.0%}"
 
 
 def _best_table(found: Searched) -> RenderableType:

@@ -125,7 +125,8 @@ def _started(tasks: Sequence[Task[One]], jobs: int) -> Iterator[list[_Worker[One
         for _ in range(jobs):
             ours, theirs = context.Pipe()
             inherited = [worker.connection for worker in workers] + [ours] if method == "fork" else []
-            process = context.Process(target=_work, args=(tasks, theirs, inherited), daemon=True)
+            # No daemon, which may have no children of its own: captures do.
+            process = context.Process(target=_work, args=(tasks, theirs, inherited))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; numpy's hold no locks
                 process.start()

@@ -1,0 +1,93 @@
+"""A picture of a search: the parts of the best points' steps, and the memory and step time of every point that fits.
+
+A point that was not simulated is drawn at its lower bound. Of several objectives, the points that none dominates are ringed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from triosim.output_files import PathLike
+from triosim.reports.pictures.plot import bare, draw_step_parts, legend, new_figure, save_figure, step_of, unit_of
+from triosim.results.values import RankTimes
+from triosim.search.exact import Searched
+from triosim.search.outcome import Figures, Outcome
+from triosim.search.point import Point
+
+#: How many of the best points are drawn as bars.
+_BEST = 10
+
+_COLOURS = {"simulated": "#4477AA", "excluded, at its bound": "#CCCCCC", "none better in all objectives": "#EE6677"}
+
+
+def write_picture(found: Searched, path: PathLike) -> None:
+    """Draw a search as a picture (png, svg, pdf); one that simulated nothing has no bars. Raises ``OutputError``."""
+    best = found.ranked[:_BEST]
+    figure = new_figure(path, height=2.2 + 0.42 * max(4, len(best)))
+    bars, points = figure.subplots(1, 2, width_ratios=[1.3, 1])
+    if best:
+        _bars(bars, best)
+    _points(points, found)
+    figure.suptitle(
+        f"{found.space.subject.name}: {found.count('simulated'):,} of {len(found.outcomes):,} points simulated"
+    )
+    save_figure(figure, path)
+
+
+def _bars(axes: Any, best: list[Outcome]) -> None:
+    every = [(Point.read(one.key), one.figures) for one in best if one.figures is not None]
+    ranks = [_mean_rank(row, figures) for row, (_, figures) in enumerate(every)]
+    draw_step_parts(axes, ranks, [figures.waiting_s for _, figures in every])
+    unit, scale = unit_of(max(map(step_of, ranks)))
+    for row, (_, figures) in enumerate(every):
+        axes.text(step_of(ranks[row]) * scale, row, f" {figures.step_time_s * scale:.4g}", va="center", fontsize=8)
+    axes.set_yticks(range(len(every)), _labels([point for point, _ in every]), fontsize=7)
+    axes.set_ylim(len(every) - 0.4, -0.6)
+    axes.margins(x=0.12)
+    axes.set_xlabel(f"step time, mean over the GPUs ({unit})")
+
+
+def _mean_rank(row: int, figures: Figures) -> RankTimes:
+    """Return the parts of a step as those of a rank; what is neither computation nor exposed communication is idle."""
+    exposed = figures.exposed_communication_s + figures.waiting_s
+    idle = max(0.0, figures.step_time_s - figures.compute_s - exposed)
+    return RankTimes(row, figures.compute_s, exposed, exposed, idle, figures.waiting_s)
+
+
+def _labels(points: Sequence[Point]) -> list[str]:
+    """Return the settings in which the points differ, with the best's others in front of it."""
+    every = [dict(point.settings) for point in points]
+    same = {name for name in every[0] if len({one.get(name) for one in every}) == 1}
+    shown = [_wrapped(str(Point.of({name: one[name] for name in one if name not in same}))) for one in every]
+    return [_wrapped(str(points[0])), *shown[1:]]
+
+
+def _wrapped(text: str, width: int = 44) -> str:
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+def _points(axes: Any, found: Searched) -> None:
+    """Draw step time and memory of every point that fits."""
+    fitting = [(one, one.figures or one.at_bound) for one in found.outcomes.values() if one.memory is not None]
+    timed = [(one, figures) for one, figures in fitting if figures is not None]
+    front = {one.key for one in found.objectives.front(found.ranked)} if len(found.objectives.all) > 1 else set()
+    groups = {
+        "excluded, at its bound": [pair for pair in timed if pair[0].figures is None],
+        "simulated": [pair for pair in timed if pair[0].figures is not None],
+        "none better in all objectives": [pair for pair in timed if pair[0].key in front],
+    }
+    unit, scale = unit_of(max((figures.step_time_s for _, figures in timed), default=1.0))
+    for kind, pairs in groups.items():
+        times = [figures.step_time_s * scale for _, figures in pairs]
+        memory = [one.memory.peak_bytes / 2**30 for one, _ in pairs if one.memory is not None]
+        axes.scatter(times, memory, s=14, color=_COLOURS[kind], linewidth=0, zorder=3)
+    axes.set_xlabel(f"step time ({unit})")
+    axes.set_ylabel("memory of the fullest GPU (GiB)")
+    bare(axes)
+    legend(axes, {kind: _COLOURS[kind] for kind, pairs in groups.items() if pairs}, columns=2)
