@@ -4,7 +4,8 @@ Wang et al. 2023 ("Overlap Communication with Dependent Computation via Decompos
 ranks has one chunk of the sequence. In N rounds a rank multiplies one chunk, its own first, while it sends the chunk to the
 next rank and receives another. In a reduce-scatter partial sums go round: a rank adds its part to one chunk's sum, and sends
 the sum on while it computes the next. The product of a chunk is priced in its own shapes: N of them take longer than one of
-all chunks.
+all chunks. They are launched by one call (Transformer Engine's userbuffers, PyTorch's ``fused_all_gather_matmul``), which costs
+the host what the whole product does.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class _Overlap:
         forward = self._by_id.get(product.forward) if product.forward is not None else None
         around = () if forward is None else (forward,)
         (*_, priced) = self._added.repriced((*around, product), (*around, chunk))
+        if priced.host_seconds is not None:
+            priced = priced.with_host_seconds(priced.host_seconds / self._ranks)
         return [*(replace(priced, id=self._added.operator_id()) for _ in range(self._ranks - 1)), priced]
 
     def _chunk(self, product: Operator) -> Operator | None:

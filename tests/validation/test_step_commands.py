@@ -170,6 +170,7 @@ def test_long_samples_of_nemo_are_of_llama_2_7b(tmp_path: Path) -> None:
     found = row(tmp_path, header, "c,DGX-H100,Long,FP8,,256,16,1,,4,1,8.0,1.0,1214,,,256.0")
     assert found.measured == pytest.approx(16 * 262144 / 256 / 1214)
     assert found.case.arguments[0] == "llama2-7b(sequence=262144)"
+    assert "flash" in found.case.arguments
 
 
 PUBLISHED = (

@@ -7,17 +7,19 @@
 host in a software stack (``triosim/config/stacks.json``). Rows are predicted by their plain commands, in processes that take
 another value. Between these the logarithm of a step's time is a straight line in that of the constant. Sources count alike,
 however many rows they have: those of an energy are tables, those of a launch model sizes and GPUs of a table. ROWS are those
-of each table, evenly spaced (12). Rows that change by less than 2% over all values say nothing of it.
+of each table, evenly spaced (12). Rows that change by less than 2% between the smallest and the largest value say nothing of
+it, and are not predicted with the others.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +33,8 @@ from validation.steps import formats
 from validation.steps.command import Command
 from validation.steps.rows import Format, Row, spaced
 
-#: Models with more features than this, or several samples in a micro-batch, have long kernels, which say nothing of launches.
-_MOST_FEATURES = 2048
+#: Steps with more features than this in a micro-batch of a GPU have long kernels, which say nothing of launches.
+_MOST_FEATURES = 2**25
 #: The least that the largest value changes a row by, over the smallest.
 _LEAST_CHANGE = 0.02
 
@@ -73,10 +75,10 @@ def launch_of(stack: str) -> Constant:
     """Return what a launch costs the host in a stack."""
     known = cast("MutableMapping[str, Stack]", STACKS)
     tables = {
-        "eager": ("timm",),
+        "eager": ("timm", "mpt", "one-gpu", "torchsim-sharded"),
         "compiled": ("torchtitan", "published"),
-        "megatron": ("automodel", "megatron-bridge", "megatron-lm"),
-        "te-fp8": ("megatron-bridge",),
+        "megatron": ("automodel", "megatron-bridge", "megatron-lm", "fp32-one-node", "megatron-selective"),
+        "te-fp8": ("megatron-bridge", "nemo", "published"),
         "deepspeed": ("megatron-one-node", "bigscience"),
     }[stack]
 
@@ -105,8 +107,15 @@ def _is_small(kind: Format, row: Row) -> bool:
     if not isinstance(command, Command):
         return True
     said = command.arguments
-    single = said[said.index("--micro-batch-size") + 1] == "1"
-    return single and getattr(find_model(said[0]), "hidden", 0) <= _MOST_FEATURES
+    model = find_model(said[0])
+
+    def option(name: str, default: int) -> int:
+        return int(said[said.index(name) + 1]) if name in said else default
+
+    axes = dict(re.findall(r"(\w+)=(\d+)", said[said.index("--parallel") + 1] if "--parallel" in said else ""))
+    samples = option("--micro-batch-size", option("--batch-size", 1))
+    features = samples * option("--seq", getattr(model, "sequence", 0)) * getattr(model, "hidden", 0)
+    return features <= _MOST_FEATURES * int(axes.get("tp", 1)) * int(axes.get("cp", 1))
 
 
 def _stack_of(kind: Format, row: Row) -> str:
@@ -118,25 +127,50 @@ def _stack_of(kind: Format, row: Row) -> str:
     return said[said.index("--stack") + 1] if "--stack" in said else usual_stack(find_model(said[0])).name
 
 
-def errors_of_table(kind: str, name: str, table: str, factor: float, count: int) -> dict[str, list[float]]:
-    """Return log(predicted / measured) of a table's rows by source, with another constant. For a process of its own."""
+def errors_of_table(
+    kind: str, name: str, table: str, factor: float, count: int, lines: Sequence[int] | None = None
+) -> dict[tuple[str, int], float]:
+    """Return log(predicted / measured) of a table's rows by source and line, with another constant; of these lines, or all.
+
+    For a process of its own.
+    """
     constant = KINDS[kind](name)
     constant.multiply(factor)
-    found: dict[str, list[float]] = {}
+    found: dict[tuple[str, int], float] = {}
     for form, title, rows in formats.shared(table, refuse=lambda *_: None):
         quick = [row for row in rows if form.is_quick(row) and constant.chosen(form, row)]
         for row in spaced(quick, count):
+            if lines is not None and row.line not in lines:
+                continue
             try:
                 off = float(np.log(form.predicted(row).value / row.measured))
             except TriosimError:
                 off = float("nan")
-            found.setdefault(constant.source(title, row), []).append(off)
+            found[constant.source(title, row), row.line] = off
     return found
 
 
-def sensitive(errors: Errors) -> Errors:
-    """Return the rows that the constant moves, and that could be predicted."""
-    return errors[:, np.isfinite(errors).all(axis=0) & (np.ptp(errors, axis=0) >= _LEAST_CHANGE)]
+def errors_of(kind: str, name: str, constant: Constant, count: int) -> dict[str, Errors]:
+    """Return the errors of the rows that the constant moves, by source: (factors, rows)."""
+    ends, between = constant.factors[:: len(constant.factors) - 1], constant.factors[1:-1]
+    with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
+
+        def predicted(table: str, factors: Sequence[float], lines: Sequence[int] | None) -> list[Any]:
+            return [pool.submit(errors_of_table, kind, name, table, one, count, lines) for one in factors]
+
+        first = {table: predicted(table, ends, None) for table in constant.tables}
+        moved: dict[str, list[tuple[str, int]]] = {}
+        for table, asked in first.items():
+            low, high = (one.result() for one in asked)
+            moved[table] = [key for key in low if abs(high[key] - low[key]) >= _LEAST_CHANGE]
+        rest = {table: predicted(table, between, [line for _, line in keys]) for table, keys in moved.items() if keys}
+        found: dict[str, list[list[float]]] = {}
+        for table, asked in rest.items():
+            low, high = (one.result() for one in first[table])
+            every = [low, *(one.result() for one in asked), high]
+            for source, line in moved[table]:
+                found.setdefault(source, []).append([one[source, line] for one in every])
+    return {source: np.array(rows).T for source, rows in found.items()}
 
 
 def fitted(sources: dict[str, Errors], factors: Sequence[float]) -> float:
@@ -155,16 +189,12 @@ def mean_error(errors: Errors, factors: Sequence[float], factor: float) -> float
 def main(kind: str, name: str, count: int) -> None:
     """Print the value that fits best, and each source's error in the fit and where it was left out."""
     constant = KINDS[kind](name)
-    with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
-        asked = {
-            table: [pool.submit(errors_of_table, kind, name, table, factor, count) for factor in constant.factors]
-            for table in constant.tables
-        }
-        by_table = {table: [one.result() for one in several] for table, several in asked.items()}
-    every = {
-        source: np.array([one[source] for one in several]) for several in by_table.values() for source in several[0]
-    }
-    sources = {source: moved for source, errors in every.items() if (moved := sensitive(errors)).size}
+    sources = errors_of(kind, name, constant, count)
+    if not sources:
+        print(
+            f"{name}: {constant.value:g} {constant.unit} in the package; no row of {', '.join(constant.tables)} says more"
+        )
+        return
     best = fitted(sources, constant.factors)
     print(f"{name}: {constant.value:g} {constant.unit} in the package, {best * constant.value:.2f} fitted to all")
     off = {"package": [], "fitted": [], "left out": []}  # type: dict[str, list[float]]

@@ -19,6 +19,7 @@ from triosim import gpus
 from triosim.models.architectures.gpt import GPT
 from triosim.models.architectures.llama import Llama
 from triosim.models.catalogue import MODELS, find
+from validation.steps import nemo
 from validation.steps.command import Command, CommandFormat, axes
 from validation.steps.megatron_command import Division, llama_flops, megatron_command
 from validation.steps.rows import Record, Row
@@ -184,6 +185,7 @@ def _nemo(record: Record, case: Case) -> tuple[float, Command]:
         topology=f"{preset}(gpus={case.gpus})" if case.gpus > _NODE else None,
         seq=None if "(" in case.model else case.sequence,
         stack="te-fp8",
+        attention=nemo.ATTENTION if "NeMo 24" in record.text("software") else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,6 +160,14 @@ def test_a_gather_and_a_product_can_go_round_in_chunks(ranks: int) -> None:
     assert [o.layer for o in product.operators] == ["h.0.attn.q"]
     assert isinstance(wait, Wait)
     assert wait.handles[0].task is hops[0]
+
+
+def test_the_products_of_a_ring_cost_the_host_what_one_launch_does() -> None:
+    trace = traces.transformer()
+    trace = replace(trace, operators=tuple(one.with_host_seconds(12e-6) for one in trace.operators))
+    tasks = draw(by_sequence(trace, gpus=4, training=False, options={"overlap": "ring"}).tasks(0))
+    layers = [one for one in operators_of(tasks) if one.layer == "h.0.mlp.fc"]
+    assert [one.host_seconds for one in layers] == pytest.approx([3e-6] * 4)
 
 
 def test_what_goes_round_after_a_product_are_its_sums() -> None:

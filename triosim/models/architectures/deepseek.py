@@ -54,7 +54,7 @@ class DeepSeek(Llama):
             return gated_mlp(x, self.feed_forward, fused=choices.fused())
         flat = reshape(x, (-1, self.hidden))
         routed = sigmoid_router(flat, self.experts, self.experts_per_token, self.groups, self.groups_per_token)
-        found = mixture(x, routed, self.experts, self.expert_width, fused=choices.fused())
+        found = mixture(x, routed, (self.experts, self.expert_width), fused=choices.fused())
         if not self.shared_experts:
             return found
         with x.tape.at("shared_experts"):

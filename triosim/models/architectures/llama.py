@@ -32,9 +32,10 @@ class Llama:
     """Sizes of a Llama. ``sequence`` is the usual length of a sample; groups of heads share one of the ``kv_heads`` (Ainslie
     et al. 2023), by default each has its own keys and values.
 
-    With ``experts``, each token goes to ``experts_per_token`` of so many feed-forward networks. In the style of torchtitan
-    (Liang et al. 2024), rotary embedding multiplies complex numbers in fp32, and keys and values are repeated for the heads
-    that share them; transformers of 2024 repeats them too, and its loss copies the logits that have a next token.
+    With ``experts``, each token goes to ``experts_per_token`` of so many feed-forward networks, which have biases and clamp
+    their gates with ``expert_bias``. In the style of torchtitan (Liang et al. 2024), rotary embedding multiplies complex
+    numbers in fp32, and keys and values are repeated for the heads that share them; transformers of 2024 repeats them too, and
+    its loss copies the logits that have a next token.
     """
 
     layers: int
@@ -50,6 +51,7 @@ class Llama:
     qk_norm: bool = False
     experts: int = 0
     experts_per_token: int = 2
+    expert_bias: bool = False
     style: Literal["transformers", "transformers-2024", "torchtitan"] = "transformers"
     name: str = "llama"
 
@@ -135,7 +137,8 @@ class Llama:
         if not self.experts:
             return gated_mlp(x, self.feed_forward, fused=choices.fused())
         routed = softmax_router(reshape(x, (-1, self.hidden)), self.experts, self.experts_per_token)
-        return mixture(x, routed, self.experts, self.feed_forward, fused=choices.fused())
+        sizes = self.experts, self.feed_forward
+        return mixture(x, routed, sizes, fused=choices.fused(), biased=self.expert_bias)
 
     def _logits(self, x: Value, choices: ChoiceReader) -> Value:
         with x.tape.at("lm_head"):

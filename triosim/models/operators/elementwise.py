@@ -229,6 +229,19 @@ def masked_fill(x: Value, mask: Value, *, in_place: bool = False) -> Value:
     return x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
 
 
+def clamp(x: Value, *, least: bool = False) -> Value:
+    """``clamp`` to a largest number, and to a ``least``."""
+    out = elementwise("clamp", x)
+
+    def backward(g: Value) -> tuple[Value]:
+        inside = elementwise("le", x, dtype="bool")
+        if least:
+            inside = elementwise("logical_and_", inside, elementwise("ge", x, dtype="bool"))
+        return (elementwise("where", inside, g, dtype=g.dtype),)
+
+    return x.tape.differentiate((out,), (x,), backward)
+
+
 def to(x: Value, dtype: str) -> Value:
     """``to``: a copy in another dtype (``_to_copy``), or the value itself if it has that dtype."""
     if x.dtype == dtype:

@@ -2,18 +2,32 @@
 
 Every token goes to ``chosen`` of the experts (Shazeer et al. 2017; Jiang et al. 2024); tokens are sorted by expert, multiplied
 group by group (``_grouped_mm``), and put back. How many tokens each expert has does not change the shapes. Where libraries fuse
-kernels, one sorts the rows and one puts them back with their weights, as Transformer Engine's do (``moe_permute``).
+kernels, one sorts the rows and one puts them back with their weights, as Transformer Engine's do (``moe_permute``). GPT-OSS's
+experts have biases and clamped gates, for which Megatron-Core runs operators of their own (``_apply_bias`` of its experts.py,
+``weighted_bias_quick_geglu_impl``), but where products of experts are narrow: one kernel (cuTe DSL) then does all.
 """
 
 from __future__ import annotations
 
 from triosim.models.operators import float8
-from triosim.models.operators.elementwise import add_number, div, elementwise, mul, mul_number, sigmoid, silu, to, total
+from triosim.models.operators.elementwise import (
+    add,
+    add_number,
+    clamp,
+    div,
+    elementwise,
+    mul,
+    mul_number,
+    sigmoid,
+    silu,
+    to,
+    total,
+)
 from triosim.models.operators.fused import gated_unit
 from triosim.models.operators.layers import softmax
 from triosim.models.operators.products import linear, lower_precision, mm
 from triosim.models.operators.tape import Value, module
-from triosim.models.operators.views import reshape, split, t, transpose, unsqueeze, view
+from triosim.models.operators.views import cat, reshape, split, t, transpose, unsqueeze, view
 
 
 def softmax_router(x: Value, experts: int, chosen: int) -> tuple[Value, Value]:
@@ -48,14 +62,20 @@ def sigmoid_router(x: Value, experts: int, chosen: int, groups: int, kept: int) 
         return mul_number(weights), indices
 
 
-def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int, *, fused: bool = False) -> Value:
-    """Return the experts' outputs for (tokens, hidden), summed with the router's weights."""
+def experts(
+    x: Value, routed: tuple[Value, Value], sizes: tuple[int, int], *, fused: bool = False, biased: bool = False
+) -> Value:
+    """Return the experts' outputs for (tokens, hidden), summed with the router's weights.
+
+    ``sizes`` are the number of experts and their features. What they do with biases is recorded where kernels are ``fused``.
+    """
+    count, feed_forward = sizes
     tape, (tokens, hidden) = x.tape, x.shape
     weights, indices = routed
     chosen = weights.shape[1]
     with tape.at("experts"):
         if fused:
-            return _by_fused_kernels(x, weights, indices, (count, feed_forward))
+            return _by_fused_kernels(x, weights, indices, sizes, biased=biased)
         weights, indices = view(weights, (-1,)), view(indices, (-1,))
         ordered, order = tape.new(indices.shape, "int64"), tape.new(indices.shape, "int64")
         tape.record("sort", (indices,), (ordered, order), dim=-1)
@@ -78,7 +98,7 @@ def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int
         return to(total(found, [1]), x.dtype)
 
 
-def _by_fused_kernels(x: Value, weights: Value, indices: Value, sizes: tuple[int, int]) -> Value:
+def _by_fused_kernels(x: Value, weights: Value, indices: Value, sizes: tuple[int, int], *, biased: bool) -> Value:
     """The same: a kernel each sorts the rows, multiplies gates, and adds up the outputs of a token with their weights."""
     tape, (count, feed_forward), hidden = x.tape, sizes, x.shape[1]
     places = tape.result("argsort", (view(indices, (-1,)),), (indices.shape[0] * indices.shape[1],), "int32")
@@ -87,14 +107,33 @@ def _by_fused_kernels(x: Value, weights: Value, indices: Value, sizes: tuple[int
     tape.kernel("fused::permute_tokens", (x, places), (taken,), of=(x,), saved=(places,))
     both = tape.parameter("gate_up_proj", (count, 2 * feed_forward, hidden))
     down = tape.parameter("down_proj", (count, hidden, feed_forward))
-    found = _by_group(gated_unit(_by_group(taken, both, ends), "silu"), down, ends)
+    biased = biased and not float8.fits_experts(taken, both)
+    made = _by_group(taken, both, ends)
+    found = _by_group(gated_unit(_clamped(made) if biased else made, "silu"), down, ends)
+    if biased:
+        found = _with_bias(found, weights)
     given, out = (found, weights, places), tape.new(x.shape, x.dtype)
     return tape.kernel("fused::unpermute_tokens", given, (out,), of=(found, weights), saved=given)
 
 
-def mixture(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int, *, fused: bool = False) -> Value:
+def _clamped(both: Value) -> Value:
+    """Gates and what they multiply, with large ones clamped."""
+    gate, up = split(both, [both.shape[-1] // 2] * 2, -1)
+    return cat([clamp(gate), clamp(up, least=True)], -1)
+
+
+def _with_bias(found: Value, weights: Value) -> Value:
+    """Outputs with the biases of their experts, times the router's weights; one bias stands for all."""
+    bias = found.tape.parameter("down_proj_bias", found.shape[1:])
+    spread = mul(unsqueeze(to(view(weights, (-1,)), found.dtype), -1), bias)
+    return cat([add(found, spread)], 0)  # of the pieces of all experts
+
+
+def mixture(
+    x: Value, routed: tuple[Value, Value], sizes: tuple[int, int], *, fused: bool = False, biased: bool = False
+) -> Value:
     """The experts, over (batch, length, hidden)."""
-    return view(experts(reshape(x, (-1, x.shape[-1])), routed, count, feed_forward, fused=fused), x.shape)
+    return view(experts(reshape(x, (-1, x.shape[-1])), routed, sizes, fused=fused, biased=biased), x.shape)
 
 
 def _by_group(x: Value, weight: Value, ends: Value) -> Value:
