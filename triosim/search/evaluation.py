@@ -6,7 +6,6 @@ collectives on the idle network.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from triosim import gpus as catalogue
@@ -100,15 +99,3 @@ def _figures_at(seconds: float, planned: PlannedRun, config: RunConfig) -> Figur
         energy_j=step.world * gpu.tdp_watts * seconds if gpu is not None and gpu.tdp_watts else None,
         cost=None if hourly is None else hourly * step.world * seconds / 3600,
     )
-
-
-def sharing_order(space: Space, points: Iterable[Point]) -> list[Point]:
-    """Return points so that those which share most of their plan follow each other: the same shards of a micro-batch."""
-
-    def shared_first(point: Point) -> tuple[str, ...]:
-        layout = space.layout(point)
-        samples = layout.of_batch(per_micro_batch=True)
-        named = (point.get(name) for name in ("gpu", "seq", "sequence_parallel", "recompute"))
-        return tuple(map(repr, (*named, samples, layout.tp, layout.cp, layout.ep, layout.pp)))
-
-    return sorted(points, key=shared_first)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from triosim.search.evaluation import sharing_order
+from triosim.search.memory_order import larger_than_one_that_does_not_fit, weighing_order
 from triosim.search.objectives import Objectives, Scores
 from triosim.search.outcome import Outcome
 from triosim.search.point import Point
@@ -108,11 +108,21 @@ class Search:
         return Searched(self.space, self.validity, self.objectives, self._outcomes, seconds, interrupted)
 
     def _weigh(self) -> None:
-        points = sharing_order(self.space, self.validity.valid)
-        for done, (point, outcome) in enumerate(self.weigh(points), 1):
+        points = weighing_order(self.space, self.validity.valid)
+        for point, outcome in self.weigh(self._worth_weighing(points)):
             self._outcomes[point.key] = outcome
             self._keep(outcome)  # of a study that goes on
-            self.tell("memory and bounds", done, len(points))
+            self.tell("memory and bounds", len(self._outcomes), len(points))
+
+    def _worth_weighing(self, points: Iterable[Point]) -> Iterator[Point]:
+        """Yield the points that may fit by what is found so far."""
+        for point in points:
+            smaller = larger_than_one_that_does_not_fit(self.space, point, self._outcomes)
+            if smaller is None:
+                yield point
+            else:
+                reason = f"needs as much as {Point.read(smaller.key)}, which does not fit, or more"
+                self._outcomes[point.key] = Outcome(point.key, "out_of_memory", reason, memory=smaller.memory)
 
     def _simulate(self) -> None:
         fitting = [point for point in self.validity.valid if self._outcomes[point.key].state == "excluded"]

@@ -1,0 +1,141 @@
+"""How long a search takes: Maya's space of GPT-18.4B on 64 H100s, and Llama 3 405B on 512 and on 16,384.
+
+Run with ``python benchmarks/search.py [--jobs N] [SPACE ...]``; the spaces are ``gpt``, ``405b`` and ``405b-16384``. With
+``--every`` all valid points are simulated too, those that do not fit aside, and the best of them is compared with the one that
+the search found. With ``--simulate N`` N valid points, drawn at random, are simulated after each other in one process instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from triosim.config import RunConfig
+from triosim.search.evaluation import Simulate, Weigh
+from triosim.search.exact import Search, Searched
+from triosim.search.objectives import Objectives
+from triosim.search.point import Point
+from triosim.search.spaces.declaration import of_texts, space_of
+from triosim.search.spaces.rules import validity_of
+from triosim.search.spaces.space import Space
+from triosim.search.spaces.subject import subject_of
+from triosim.search.workers import processes
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A model, the options that all points share, and what varies."""
+
+    model: str
+    options: Mapping[str, object]
+    varied: str
+
+    def space(self) -> Space:
+        """Return the space."""
+        config = RunConfig.of(**self.options)
+        return space_of(subject_of(self.model, config), config, of_texts(self.varied.split()))
+
+
+_LLAMA = "tp=8 cp=1,2,4 pp=4,8,16 schedule=1f1b,interleaved data_parallel=fsdp,zero1 recompute=none,selective,full"
+
+BENCHMARKS = {
+    "gpt": Benchmark(
+        "gpt-18.4b",
+        {"seq": 2048, "global_batch_size": 512, "topology": "dgx-h100(gpus=64)"},
+        "tp=1,2,4,8 pp=1,2,4,8 micro_batches=1*pp,2*pp,4*pp,6*pp,8*pp virtual_stages=1,2,4 recompute=none,full "
+        "sequence_parallel=no,yes data_parallel=ddp,zero1",
+    ),
+    "405b": Benchmark(
+        "llama3-405b",
+        {"seq": 8192, "global_batch_size": 512, "topology": "dgx-h100(gpus=512)", "micro_batch_size": 1},
+        _LLAMA,
+    ),
+    "405b-16384": Benchmark(
+        "llama3-405b",
+        {"seq": 8192, "global_batch_size": 2048, "topology": "dgx-h100(gpus=16384)", "micro_batch_size": 1},
+        _LLAMA,
+    ),
+}
+
+
+def main() -> None:
+    """Run the benchmarks."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("spaces", nargs="*", default=["gpt"], choices=BENCHMARKS)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--top", type=int, default=1)
+    parser.add_argument("--every", action="store_true")
+    parser.add_argument("--simulate", type=int, metavar="N")
+    given = parser.parse_args()
+    for name in given.spaces:
+        space = BENCHMARKS[name].space()
+        if given.simulate:
+            _simulate_some(name, space, given.simulate)
+            continue
+        found = _search(name, space, given.jobs, given.top)
+        if given.every:
+            _compare_with_every(found, given.jobs)
+
+
+def _search(name: str, space: Space, jobs: int, top: int) -> Searched:
+    began = time.perf_counter()
+    validity = validity_of(space)
+    with processes(Weigh(space), Simulate(space), jobs=jobs) as (weigh, simulate):
+
+        def weigh_in_runs(points):  # type: ignore[no-untyped-def]
+            return weigh(points, run=8)
+
+        found = Search(space, validity, Objectives.read("step-time"), weigh_in_runs, simulate, top).run()
+    seconds = time.perf_counter() - began
+    fitting = found.count("simulated") + found.count("excluded")
+    print(
+        f"{name}: {validity.points:,} points, {len(validity.valid):,} valid, {found.count('out_of_memory'):,} out of memory"
+    )
+    print(
+        f"  {found.count('simulated'):,} of {fitting:,} that fit simulated ({found.count('simulated') / fitting:.1%})"
+    )
+    print(f"  {seconds:.1f} s with {jobs} jobs, {_peak_gigabytes():.2f} GB in the largest process, gap {found.gap:.1%}")
+    if found.best is not None and found.best.figures is not None:
+        print(f"  best: {found.best.figures.step_time_s:.4f} s, {Point.read(found.best.key)}")
+    return found
+
+
+def _peak_gigabytes() -> float:
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(kind).ru_maxrss for kind in kinds) * 1024 / 1e9
+
+
+def _compare_with_every(found: Searched, jobs: int) -> None:
+    """Simulate all valid points that fit, and say whether one is better than what was found."""
+    points = [Point.read(key) for key, one in found.outcomes.items() if one.state in ("simulated", "excluded")]
+    began = time.perf_counter()
+    with processes(Simulate(found.space), jobs=jobs) as (simulate,):
+        times = {point.key: one.figures.step_time_s for point, one in simulate(points) if one.figures is not None}
+    above = [key for key, step in times.items() if (at := found.outcomes[key].at_bound) and at.step_time_s > step]
+    best = min(times, key=lambda key: (times[key], key))
+    same = found.best is not None and found.best.figures is not None and times[best] == found.best.figures.step_time_s
+    print(
+        f"  all {len(times):,} simulated in {time.perf_counter() - began:.0f} s: {times[best]:.4f} s, {Point.read(best)}"
+    )
+    print(f"  the same best: {'yes' if same else 'no'}; bounds above the simulated time: {len(above)}")
+
+
+def _simulate_some(name: str, space: Space, count: int) -> None:
+    """Simulate points drawn at random in this process, and say how long each takes once the process is warm."""
+    drawn = random.Random(0).sample(validity_of(space).valid, count + 1)
+    simulate, seconds = Simulate(space), []
+    for point in drawn:
+        began = time.perf_counter()
+        simulate(point)
+        seconds.append(time.perf_counter() - began)
+    warm = sorted(seconds[1:])
+    print(f"{name}: simulate, warm: mean {statistics.fmean(warm):.2f} s, p90 {warm[int(0.9 * len(warm))]:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

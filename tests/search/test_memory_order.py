@@ -1,0 +1,84 @@
+"""Points that need no more memory than another: where they do not fit, neither does that one, and it is never planned."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from triosim.config import RunConfig
+from triosim.search.evaluation import Weigh
+from triosim.search.exact import Search
+from triosim.search.memory_order import smaller_points, weighing_order
+from triosim.search.objectives import Objectives
+from triosim.search.outcome import Memory, Outcome
+from triosim.search.point import Point
+from triosim.search.spaces.declaration import of_texts, space_of
+from triosim.search.spaces.rules import validity_of
+from triosim.search.spaces.space import Space
+from triosim.search.spaces.subject import subject_of
+
+GPT = "gpt2(layers=4, hidden=256, heads=8, vocab=1024, sequence=128)"
+LLAMA = "llama3-8b(layers=8, hidden=512, heads=8, kv_heads=4, feed_forward=1024, vocab=1024)"
+MIXTURE = "mixtral-8x7b(layers=2, hidden=256, heads=8, kv_heads=8, feed_forward=512, vocab=1024)"
+
+
+def space(model: str, varied: str, **base: object) -> Space:
+    config = RunConfig.of(**{"topology": "dgx-h100", "global_batch_size": 32, **base})
+    return space_of(subject_of(model, config), config, of_texts(varied.split()))
+
+
+EVERY = "recompute=full,selective,none data_parallel=ddp,zero1 sequence_parallel=no,yes"
+
+
+@pytest.mark.parametrize(
+    ("model", "varied", "base"),
+    [
+        (GPT, f"tp=1,2,4 pp=1,2 micro_batches=1*pp,2*pp,4*pp virtual_stages=1,2 {EVERY}", {}),
+        (LLAMA, f"tp=1,2 cp=1,2 pp=1,2 micro_batch_size=1,2,4 {EVERY}", {"seq": 256}),
+        (LLAMA, f"pp=2,4 schedule=gpipe,zero-bubble,1f1b micro_batches=1*pp,2*pp {EVERY}", {"seq": 256}),
+        (MIXTURE, f"tp=1,2 ep=1,2 pp=1,2 micro_batch_size=1,2 {EVERY}", {"seq": 128}),
+    ],
+)
+def test_of_points_one_axis_apart_the_smaller_needs_no_more(model: str, varied: str, base: dict[str, object]) -> None:
+    run = space(model, varied, **base)
+    valid = {point.key: point for point in validity_of(run).valid}
+    peaks: dict[str, float] = {}
+
+    def peak(point: Point) -> float:
+        if point.key not in peaks:
+            memory = Weigh(run)(point).memory
+            assert memory is not None
+            peaks[point.key] = memory.peak_bytes
+        return peaks[point.key]
+
+    for point in random.Random(4).sample(list(valid.values()), 12):
+        assert all(peak(smaller) <= peak(point) for smaller in smaller_points(run, point) if smaller.key in valid)
+
+
+def test_what_needs_less_is_weighed_first() -> None:
+    run = space(GPT, "micro_batches=1*pp,4*pp recompute=none,full data_parallel=ddp,zero1")
+    order = weighing_order(run, run.points())
+    assert str(order[0]) == "data_parallel=zero1 micro_batches=4*pp recompute=full"
+    assert str(order[-1]) == "data_parallel=ddp micro_batches=1*pp recompute=none"
+    for place, point in enumerate(order):
+        assert {*smaller_points(run, point)} <= {*order[:place]}
+
+
+def test_a_point_is_not_planned_where_one_that_needs_less_does_not_fit() -> None:
+    run = space(GPT, "micro_batches=1*pp,4*pp recompute=none,full")
+    planned: list[str] = []
+
+    def weigh(points: Iterable[Point]) -> Iterator[tuple[Point, Outcome]]:
+        for point in points:
+            planned.append(str(point))
+            state = "excluded" if point.get("recompute") == "full" else "out_of_memory"
+            yield point, Outcome(point.key, state, memory=Memory(2.0, 1.0))  # type: ignore[arg-type]
+
+    found = Search(run, validity_of(run), Objectives.read("step-time"), weigh, lambda points: iter(())).run()
+    assert planned[-1] == "micro_batches=4*pp recompute=none"
+    assert len(planned) == 3
+    last = found.outcomes[Point.of({"micro_batches": "1*pp", "recompute": "none"}).key]
+    assert last.state == "out_of_memory"
+    assert last.reason == "needs as much as micro_batches=4*pp recompute=none, which does not fit, or more"

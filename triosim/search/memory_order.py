@@ -1,0 +1,79 @@
+"""Which points need no more memory than another, so that where they do not fit, neither does that one.
+
+Along each of these axes, all else equal, the memory of a step does not shrink from value to value:
+
+- ``recompute``: full, selective, none. What is recomputed keeps its inputs, as a step without recomputation does;
+- ``data_parallel``: ``zero1``, ``ddp``. The optimizer's states are shared out, and one bucket is held instead of all;
+- ``sequence_parallel``: with it, norms and residuals are kept in parts;
+- ``micro_batch_size``, and ``micro_batches`` in multiples of the pipeline from the most on: a pipeline holds as many
+  micro-batches, of fewer samples.
+
+Points that need least come first, so that most that do not fit are never planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from triosim.search.outcome import Outcome
+from triosim.search.point import Point, Value
+from triosim.search.spaces.layout import DATA_PARALLEL, multiple
+from triosim.search.spaces.space import Space
+
+#: The values of an axis that say how much memory is needed, those that need least first.
+_CHAINS: Mapping[str, tuple[Value, ...]] = {
+    DATA_PARALLEL: ("zero1", "ddp"),
+    "recompute": ("full", "selective", "none"),
+    "sequence_parallel": (True, False),
+}
+
+
+def weighing_order(space: Space, points: Iterable[Point]) -> list[Point]:
+    """Return points so that those which need less memory come first, and those which share shards follow each other."""
+    chains = [_chain(space, name) for name in (DATA_PARALLEL, "recompute")]
+    sequence = _chain(space, "sequence_parallel")
+
+    def key(point: Point) -> tuple[object, ...]:
+        layout = space.layout(point)
+        samples = layout.of_batch(per_micro_batch=True) or 0
+        named = [repr(point.get(name)) for name in ("gpu", "seq")]
+        ranks = [
+            _rank(chain, point.get(name)) for chain, name in zip(chains, (DATA_PARALLEL, "recompute"), strict=True)
+        ]
+        of_sequence = _rank(sequence, point.get("sequence_parallel"))
+        return (*ranks, *named, samples, of_sequence, layout.tp, layout.cp, layout.ep, layout.pp)
+
+    return sorted(points, key=key)
+
+
+def larger_than_one_that_does_not_fit(space: Space, point: Point, known: Mapping[str, Outcome]) -> Outcome | None:
+    """Return the outcome of a point that needs no more memory and does not fit; None where none is known."""
+    for smaller in smaller_points(space, point):
+        outcome = known.get(smaller.key)
+        if outcome is not None and outcome.state == "out_of_memory":
+            return outcome
+    return None
+
+
+def smaller_points(space: Space, point: Point) -> Iterator[Point]:
+    """Yield the points that differ in one axis and need no more memory."""
+    for axis in space.axes:
+        chain, value = _chain(space, axis.name), point.get(axis.name)
+        if value in chain:
+            yield from (point.with_value(axis.name, other) for other in chain[: chain.index(value)])
+
+
+def _chain(space: Space, name: str) -> tuple[Value, ...]:
+    """Return the values of an axis in the order of the memory that they need; none for an axis that does not say."""
+    axis = space.axis(name)
+    values = () if axis is None else axis.values
+    if name == "micro_batch_size":
+        return tuple(sorted(values, key=lambda value: int(value) if not isinstance(value, str) else 0))
+    if name == "micro_batches":
+        multiples = {value: found[0] for value in values if (found := multiple(value)) and found[1] == "pp"}
+        return tuple(sorted(multiples, key=lambda value: -multiples[value]))
+    return tuple(value for value in _CHAINS.get(name, ()) if value in values)
+
+
+def _rank(chain: tuple[Value, ...], value: Value | None) -> int:
+    return chain.index(value) if value in chain else len(chain)
