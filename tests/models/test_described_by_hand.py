@@ -139,6 +139,14 @@ def test_models_differ_by_what_is_chosen() -> None:
     assert "aten::native_dropout" not in {operator.name for operator in kept.operators}
 
 
+def test_composer_computes_the_loss_of_mpt_again_for_each_of_two_metrics() -> None:
+    """Without gradients: one backward pass of a loss, which is a fused one."""
+    step = triosim.describe("mpt-125m", layers=1, sequence=64, precision="mixed")
+    names = [operator.name for operator in step.operators]
+    assert (names.count("aten::_log_softmax"), names.count("aten::_log_softmax_backward_data")) == (2, 0)
+    assert names.count("fused::cross_entropy_loss") == 1
+
+
 def test_bert_predicts_words_of_masked_tokens_or_where_an_answer_is() -> None:
     """Of 2 samples of 40 tokens: logits of 80, of 12 masked ones, or 2 scores a token and 4 rows of the loss."""
     models = {"bert-base": (80, 30522), "bert-base(masked=0.15)": (12, 30522), "bert-base(head=answers)": (4, 40)}

@@ -3,7 +3,8 @@
 The models have the sizes of llm-foundry's YAML files, and as many positions as a sample has tokens. Composer computes in bf16
 from fp32 shares, in fp8 by Transformer Engine. ``DEFAULT`` reduces gradients in fp32 and ``PURE`` in bf16; each micro-batch
 gathers and reduces; checkpointed blocks run again. Attention is the first FlashAttention in Triton (``attn_impl: triton`` of
-their YAML files). Nodes have eight GPUs, those of A100s eight cards of 200 Gb/s with RoCE; H100s are taken to be in DGX H100s.
+their YAML files), and metrics of each batch are computed, as by default (``use_train_metrics``). Nodes have eight GPUs, those
+of A100s eight cards of 200 Gb/s with RoCE; H100s are taken to be in DGX H100s.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Megatron-LM (Narayanan et al. 2021) keeps activations as (sequence, batch, featu
 of attention are in memory, as before FlashAttention. In half precision its softmax leaves out what a word may not look at
 by itself; in fp32 that is filled in before, since its fused kernel does not serve fp32. It fuses biases with what follows
 them, unless ``kernels="eager"`` says otherwise. llm-foundry's MPT (MosaicML 2023) differs from transformers' GPT-2 in its
-kernels alone: linear layers, a GELU in one kernel, and the fused loss of FlashAttention.
+kernels alone: linear layers, a GELU in one kernel, and the fused loss of FlashAttention; and Composer, which trains it,
+computes two metrics of every batch from the logits (``use_train_metrics``), in fp32.
 """
 
 from __future__ import annotations
@@ -152,7 +153,15 @@ class _ForwardPass:
         with tape.at("lm_head"):
             table = tape.parameters["transformer.wte.weight"]
             logits = linear(found, model.vocab, bias=False, weight=table)
-        return next_token_loss(logits, labels, fused=self.fused or self.model.style == "mpt")
+        if model.style == "mpt":
+            self._train_metrics(logits, labels)
+        return next_token_loss(logits, labels, fused=self.fused or model.style == "mpt")
+
+    def _train_metrics(self, logits: Value, labels: Value) -> None:
+        """Composer's metrics of a batch: each computes the cross entropy again; nobody asks for their gradients."""
+        for name in ("LanguageCrossEntropy", "LanguagePerplexity"):
+            with self.tape.at(f"train_metrics.{name}"):
+                next_token_loss(logits, labels, fused=False)
 
     def _layer(self, x: Value) -> Value:
         tape, model = self.tape, self.model
