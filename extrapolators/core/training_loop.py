@@ -281,9 +281,15 @@ class TrainingLoop:
             if len(group.ranks) > 1 and step.kind == "rotate":
                 task = self._rotate(step, group, stream)
             elif len(group.ranks) > 1 and step.kind != "rotate":
-                make = COLLECTIVES[step.kind]
-                more = {"shares": step.shares, "layers": step.layers, "transport": step.transport}
-                task = make(step.nbytes, group, stream, **more, blocks=step.key is None)
+                task = COLLECTIVES[step.kind](
+                    step.nbytes,
+                    group,
+                    stream,
+                    shares=step.shares,
+                    layers=step.layers,
+                    transport=step.transport,
+                    blocks=step.key is None,
+                )
             self._collectives[id(step)] = task
         return self._collectives[id(step)]
 
