@@ -132,11 +132,16 @@ class Block:
     layer: str
     phase: Phase
     items: tuple[BlockItem, ...]
+    _operators: tuple[Operator, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def operators(self) -> tuple[Operator, ...]:
         """The operators among the items."""
-        return tuple([item for item in self.items if isinstance(item, Operator)])
+        if self._operators is None:
+            found = tuple([item for item in self.items if isinstance(item, Operator)])
+            object.__setattr__(self, "_operators", self.items if len(found) == len(self.items) else found)
+        assert self._operators is not None
+        return self._operators
 
     @property
     def operator_ids(self) -> list[int | None]:

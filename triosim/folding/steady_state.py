@@ -36,8 +36,8 @@ TOLERANCE = 1e-9
 _LEAST = 6
 #: How many periods may be equal to as many after them: those of a schedule whose sends meet are equal to every second one.
 _LENGTHS = (1, 2)
-#: Which part of the periods may be simulated to find a steady state: to simulate more saves too little.
-_MOST = 0.5
+#: Which part of the periods may be simulated to find a steady state, at first and after that failed: more saves too little.
+_MOST_AT_FIRST, _MOST = 0.75, 0.5
 
 
 class NoSteadyState(Exception):
@@ -59,8 +59,8 @@ def short_plans(plan: ParallelPlan) -> Iterator[ShortPlan]:
     if period is None or plan.task_writer is not None or len(plan.lowerings) > 1 or plan.lowerings[0][0].iterations > 1:
         return
     ahead = -(-len(period.begins) // period.micro_batches)
-    count = _leaving_out_pairs(_LEAST + ahead, period.count)
-    while count <= _MOST * period.count:
+    count, most = _leaving_out_pairs(_LEAST + ahead, period.count), _MOST_AT_FIRST
+    while count <= most * period.count:
         table = shortened(plan.program.schedule, period, count)
         if table is None:
             return
@@ -72,7 +72,7 @@ def short_plans(plan: ParallelPlan) -> Iterator[ShortPlan]:
             for index in replace(period, count=count).marks(0):
                 lowering.slots[0][index].begins_period = True
         yield ShortPlan(replace(plan, lowerings=(lowerings,)), period.count - count, ahead)
-        count = _leaving_out_pairs(count + count // 2, period.count)
+        count, most = _leaving_out_pairs(count + count // 2, period.count), _MOST
 
 
 def _leaving_out_pairs(count: int, periods: int) -> int:

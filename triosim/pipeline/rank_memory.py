@@ -8,6 +8,7 @@ from triosim import plugins
 from triosim.config import RunConfig, refuse_without_effect
 from triosim.errors import OptionError
 from triosim.extrapolators.core.plan import ParallelPlan
+from triosim.garbage_collector import without_collecting
 from triosim.memory.extrapolated_memory import ExtrapolatedMemory
 from triosim.pipeline.planning import plan_step, refuse_unknown
 from triosim.pipeline.pricing import price
@@ -25,6 +26,7 @@ def rank_memory(trace: TraceLike, parallel: Any = "single", **options: Any) -> E
     return memory_of_config(trace, config)
 
 
+@without_collecting()
 def memory_of_config(trace: TraceLike, config: RunConfig) -> ExtrapolatedMemory:
     """Do what ``rank_memory`` does, with the options in one value."""
     subject = read(trace, config)

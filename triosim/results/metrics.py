@@ -160,16 +160,16 @@ def hardware_flops(operators: OperatorColumns) -> float:
     known: dict[int, float] = {}
     of_tensors: dict[tuple[int, int, int], float] = {}
     for one in operators.classes:
-        forwards = {operator.id: operator for operator in one.operators if operator.phase == "forward"}
-        every = {id(operator): operator for operator in one.operators}
-        for number in every.keys() - known.keys():
-            operator = every[number]
+        numbers = list(map(id, one.operators))
+        new = [operator for number, operator in zip(numbers, one.operators, strict=True) if number not in known]
+        forwards = {operator.id: operator for operator in one.operators if operator.phase == "forward"} if new else {}
+        for operator in new:
             key = operator.id, id(operator.inputs), id(operator.outputs)
             if key not in of_tensors:
                 of = forwards.get(operator.forward) if operator.forward is not None else None
                 of_tensors[key] = counted(operator, of)
-            known[number] = of_tensors[key]
-        flops = np.array([known[id(operator)] for operator in one.operators], np.float64) * one.runs * len(one.ranks)
+            known[id(operator)] = of_tensors[key]
+        flops = np.array(list(map(known.__getitem__, numbers)), np.float64) * one.runs * len(one.ranks)
         total = added(flops, total)
     return total
 

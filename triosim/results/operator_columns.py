@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ class OperatorKind(NamedTuple):
 
 
 _Kind = tuple[str, str, Phase, str | None]  # quicker to make, millions of times
+_KIND: Callable[[Operator], _Kind] = attrgetter("name", "layer", "phase", "predicted_by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,14 @@ def _columns(
     ranks: Sequence[int], tasks: Sequence[tuple[tuple[Operator, ...], int]], numbers: dict[_Kind, int]
 ) -> ClassColumns:
     operators = list(chain.from_iterable(some for some, _ in tasks))
-    errors = [one.relative_error for one in operators]
-    kinds = [numbers.setdefault((one.name, one.layer, one.phase, one.predicted_by), len(numbers)) for one in operators]
+    kinds = list(map(_KIND, operators))
+    for kind in dict.fromkeys(kinds):
+        numbers.setdefault(kind, len(numbers))
     return ClassColumns(
         ranks,
         operators,
         np.repeat(np.array([runs for _, runs in tasks], np.int64), [len(some) for some, _ in tasks]),
-        np.array([one.seconds for one in operators], dtype=np.float64),
-        np.array(errors, dtype=np.float64),  # None becomes NaN
-        np.array(kinds, dtype=np.int64),
+        np.array(list(map(attrgetter("seconds"), operators)), dtype=np.float64),
+        np.array(list(map(attrgetter("relative_error"), operators)), dtype=np.float64),  # None becomes NaN
+        np.array(list(map(numbers.__getitem__, kinds)), dtype=np.int64),
     )

@@ -58,6 +58,7 @@ class Tensor:
     category: Category = "activation"
     storage: int = -1
     parameter: int | None = None
+    _nbytes: int = field(default=-1, init=False, repr=False, compare=False)  # once they were asked for
 
     def __post_init__(self) -> None:
         if self.storage == -1:
@@ -71,7 +72,9 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return math.ceil(math.prod(self.shape) * DTYPE_BYTES[self.dtype])
+        if self._nbytes < 0:
+            object.__setattr__(self, "_nbytes", math.ceil(math.prod(self.shape) * DTYPE_BYTES[self.dtype]))
+        return self._nbytes
 
 
 @dataclass(frozen=True, slots=True)
