@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -39,6 +39,7 @@ _MOST_FEATURES = 2**25
 _LEAST_CHANGE = 0.02
 
 Errors = npt.NDArray[np.float64]  # log(predicted / measured), of (factors, rows)
+RowKey = tuple[str, int, str]  # the source, line and label of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,10 @@ def _model_of_table(table: str, row: Row) -> str:
 
 
 def _is_small(kind: Format, row: Row) -> bool:
-    """Whether a row's kernels may be shorter than their launches; of an image model nothing is known."""
+    """Whether a row's kernels may be shorter than their launches; of an image model nothing is known.
+
+    Interleaved pipelines, which take minutes, are left out.
+    """
     command = kind.command(row)
     if not isinstance(command, Command):
         return True
@@ -112,6 +116,8 @@ def _is_small(kind: Format, row: Row) -> bool:
     def option(name: str, default: int) -> int:
         return int(said[said.index(name) + 1]) if name in said else default
 
+    if "interleaved" in said:
+        return False
     axes = dict(re.findall(r"(\w+)=(\d+)", said[said.index("--parallel") + 1] if "--parallel" in said else ""))
     samples = option("--micro-batch-size", option("--batch-size", 1))
     features = samples * option("--seq", getattr(model, "sequence", 0)) * getattr(model, "hidden", 0)
@@ -128,25 +134,26 @@ def _stack_of(kind: Format, row: Row) -> str:
 
 
 def errors_of_table(
-    kind: str, name: str, table: str, factor: float, count: int, lines: Sequence[int] | None = None
-) -> dict[tuple[str, int], float]:
-    """Return log(predicted / measured) of a table's rows by source and line, with another constant; of these lines, or all.
+    kind: str, name: str, table: str, factor: float, count: int, asked: Collection[RowKey] | None = None
+) -> dict[RowKey, float]:
+    """Return log(predicted / measured) of a table's rows with another constant; of the rows that are ``asked`` for, or all.
 
     For a process of its own.
     """
     constant = KINDS[kind](name)
     constant.multiply(factor)
-    found: dict[tuple[str, int], float] = {}
+    found: dict[RowKey, float] = {}
     for form, title, rows in formats.shared(table, refuse=lambda *_: None):
         quick = [row for row in rows if form.is_quick(row) and constant.chosen(form, row)]
         for row in spaced(quick, count):
-            if lines is not None and row.line not in lines:
+            key = constant.source(title, row), row.line, row.label
+            if asked is not None and key not in asked:
                 continue
             try:
                 off = float(np.log(form.predicted(row).value / row.measured))
             except TriosimError:
                 off = float("nan")
-            found[constant.source(title, row), row.line] = off
+            found[key] = off
     return found
 
 
@@ -155,21 +162,21 @@ def errors_of(kind: str, name: str, constant: Constant, count: int) -> dict[str,
     ends, between = constant.factors[:: len(constant.factors) - 1], constant.factors[1:-1]
     with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
 
-        def predicted(table: str, factors: Sequence[float], lines: Sequence[int] | None) -> list[Any]:
-            return [pool.submit(errors_of_table, kind, name, table, one, count, lines) for one in factors]
+        def predicted(table: str, factors: Sequence[float], keys: Collection[RowKey] | None) -> list[Any]:
+            return [pool.submit(errors_of_table, kind, name, table, one, count, keys) for one in factors]
 
         first = {table: predicted(table, ends, None) for table in constant.tables}
-        moved: dict[str, list[tuple[str, int]]] = {}
+        moved: dict[str, list[RowKey]] = {}
         for table, asked in first.items():
             low, high = (one.result() for one in asked)
             moved[table] = [key for key in low if abs(high[key] - low[key]) >= _LEAST_CHANGE]
-        rest = {table: predicted(table, between, [line for _, line in keys]) for table, keys in moved.items() if keys}
+        rest = {table: predicted(table, between, keys) for table, keys in moved.items() if keys}
         found: dict[str, list[list[float]]] = {}
         for table, asked in rest.items():
             low, high = (one.result() for one in first[table])
             every = [low, *(one.result() for one in asked), high]
-            for source, line in moved[table]:
-                found.setdefault(source, []).append([one[source, line] for one in every])
+            for key in moved[table]:
+                found.setdefault(key[0], []).append([one[key] for one in every])
     return {source: np.array(rows).T for source, rows in found.items()}
 
 

@@ -35,10 +35,9 @@ _FULL_ERROR, _GRADIENT_ERROR = 0.25, 0.25
 _GROUPED_ERROR, _TF32_ERROR = 0.15, 0.1
 _BLOCK = 128
 #: What the tables' scaled products have beside the product: vLLM's linear layer finds the largest number of its activations,
-#: and scales and casts them. Seconds a row (rows take turns at one maximum in memory), and bytes a number. At fixed weights the
-#: tables' times grow by 5 to 7 ns a row in fp8 on H100, H200 and GB200, by 0.4 to 0.9 ns in nvfp4, and not in bf16. In a step,
-#: the casts are operators of their own.
-_QUANTISING = {"float8_e4m3fn": (6e-9, 5.0), "float4_e2m1fn_x2": (0.6e-9, 2.6)}
+#: and scales and casts them. Seconds a row (rows take turns at one maximum in memory), fitted by ``validation.quantising``,
+#: and bytes a number, which is read in bf16, in fp8 twice, and written. In a step, the casts are operators of their own.
+QUANTISING = {"float8_e4m3fn": (5.3e-9, 5.0), "float4_e2m1fn_x2": (0.5e-9, 2.5)}
 #: The least that is left of such a time.
 _LEAST_PRODUCT = 0.3
 #: The name of a model of the user's own, instead of that of the model that ships.
@@ -122,10 +121,10 @@ def _in_half_precision(calls: FamilyCalls, gpu: Gpu) -> FamilyCalls:
 
 
 def _without_quantising(seconds: Array, calls: FamilyCalls, dtype: str, gpu: Gpu) -> Array:
-    """Return the seconds of products alone: those of the tables of a ``dtype`` also quantise (``_QUANTISING``)."""
-    if calls.family != "product" or dtype not in _QUANTISING:
+    """Return the seconds of products alone: those of the tables of a ``dtype`` also quantise (``QUANTISING``)."""
+    if calls.family != "product" or dtype not in QUANTISING:
         return seconds
-    per_row, per_number = _QUANTISING[dtype]
+    per_row, per_number = QUANTISING[dtype]
     quantising: Array = calls["b"] * calls["m"] * (per_row + per_number * calls["k"] / gpu.bandwidth)
     return np.maximum(seconds - quantising, _LEAST_PRODUCT * seconds)
 
