@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from triosim.compute import families
-from triosim.compute.fit import convolution_tables, measured_files, operator_rows
+from triosim.compute.fit import convolution_tables, family_fitting, measured_files, operator_rows
 from triosim.errors import TriosimError
 
 NEUSIGHT = (
@@ -78,3 +78,15 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, before: str, after:
         convolution_tables.read(write(tmp_path, NEUSIGHT.replace(before, after)))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_half_precision_learns_from_float32_in_its_own_sizes_alone(tmp_path: Path) -> None:
+    """Of four rows in float32, two have sizes that were measured in half precision, too."""
+    pytest.importorskip("scipy")
+    header = "gpu,dtype,batch,in_channels,out_channels,kernel,input_hw,padding,latency_ms\n"
+    half, single = ((channels, name) for channels, name in (((64, 128), "float16"), ((64, 128, 256, 512), "float32")))
+    rows = [f"V100,{name},8,{one},64,3,28,1,{one / 100}\n" for channels, name in (half, single) for one in channels]
+    of_half, of_single = convolution_tables.read(write(tmp_path, header + "".join(rows)))
+    model = family_fitting.fit(of_half, beside=[of_single])
+    assert model.process is not None
+    assert len(model.process.points) == 2 + 2

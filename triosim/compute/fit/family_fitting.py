@@ -97,10 +97,13 @@ def fit(
 
 
 def _interpolated(model: FamilyModel, rows: FamilyTable, beside: Sequence[FamilyTable]) -> FamilyModel:
-    """Return the model with a Gaussian process over some rows of each GPU."""
+    """Return the model with a Gaussian process over some rows of each GPU, and over those beside them that have their sizes.
+
+    Others tell little of a dtype: with NeuSight's 13,000 in float32, half precision of shapes held out was 2% further off.
+    """
     points: list[Points] = []
     target = []
-    for table in (rows, *beside):
+    for table in (rows, *(one.select(_has_sizes(one, rows)) for one in beside)):
         for gpu, mask in table.by_gpu():
             some = table.select(_spread(table, mask, _MOST_POINTS if table is rows else _MOST_BESIDE, len(points)))
             found, roofline = convolution_features.convolution_points(some.shapes, gpu)

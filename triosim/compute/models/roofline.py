@@ -284,7 +284,8 @@ def _weight(operator: Operator) -> Sequence[int]:
 def _idle_lanes(operator: Operator) -> float:
     """Return how many times as long a convolution in groups takes as one whose groups fill the lanes of a warp."""
     outputs, inputs = _weight(operator)[:2]
-    return max(1.0, _LANES / min(inputs, max(1, outputs // operator.attributes["groups"])))
+    groups: int = operator.attributes["groups"]
+    return max(1.0, _LANES / min(inputs, max(1, outputs // groups)))
 
 
 def _bandwidth(gpu: gpus.Gpu, kind: str) -> float:
