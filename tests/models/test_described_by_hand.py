@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,17 @@ def test_models_differ_by_what_is_chosen() -> None:
     assert {"aten::baddbmm", "aten::_softmax", "aten::bmm", "aten::native_dropout"} <= names[1]
     kept = triosim.describe("gpt3-125m", layers=1, sequence=256, dropout=0)
     assert "aten::native_dropout" not in {operator.name for operator in kept.operators}
+
+
+def test_megatron_without_its_fused_softmax_scales_and_masks_by_kernels_of_their_own() -> None:
+    """Scores and probabilities are cast, the scores scaled and masked; each has a gradient."""
+    fused, unfused = (
+        triosim.describe(f"gpt3-125m(fused_softmax={said})", layers=1, sequence=64, attention="math", dtype="fp16")
+        for said in ("true", "false")
+    )
+    more = Counter(one.name for one in unfused.operators) - Counter(one.name for one in fused.operators)
+    of_the_mask = {"aten::ones": 1, "aten::triu": 1, "aten::masked_fill_": 1, "aten::masked_fill": 1}
+    assert more == {"aten::_to_copy": 4, "aten::mul": 2} | of_the_mask
 
 
 def test_composer_computes_the_loss_of_mpt_again_for_each_of_two_metrics() -> None:

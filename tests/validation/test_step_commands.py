@@ -13,7 +13,7 @@ from validation import end_to_end
 from validation.steps import formats
 from validation.steps.command import Command, OutOfScope
 from validation.steps.errors import Predicted, Refused, groups
-from validation.steps.megatron_command import llama_flops
+from validation.steps.megatron_command import fuses_softmax, llama_flops
 from validation.steps.rows import Row
 
 MPT = (
@@ -87,9 +87,18 @@ def test_launches_block_on_bigscience_a100s_alone(tmp_path: Path) -> None:
     assert "--run-ahead" not in old
 
 
-def test_heads_that_do_not_divide_the_features_are_the_nearest_that_do(tmp_path: Path) -> None:
+def test_heads_that_do_not_divide_the_features_are_64(tmp_path: Path) -> None:
     line = "A100-SXM4-80GB (Jean Zay),384,181B,14336,72,96,2048,8,8,6,1,2048,120,,"
-    assert row(tmp_path, BIG, line).label.split()[3] == "a=112"
+    assert row(tmp_path, BIG, line).label.split()[3] == "a=64"
+
+
+def test_megatron_fuses_its_softmax_for_multiples_of_four_heads_and_samples(tmp_path: Path) -> None:
+    """16 heads on 8 ranks are 2 for one sample, 4 for two; no kernel takes more than 2,048 words."""
+    assert [fuses_softmax(16, 1024, 8, samples) for samples in (1, 2)] == [False, True]
+    assert [fuses_softmax(64, words, 8, 1) for words in (2048, 4096)] == [True, False]
+    line = "A100-SXM4-80GB (Jean Zay),384,181B,14336,72,112,2048,8,8,6,{},2048,120,,"
+    one, two = (row(tmp_path, BIG, line.format(samples)).case.arguments[0] for samples in (1, 2))
+    assert (one.endswith("fused_softmax=false)"), two.endswith("sequence=2048)")) == (True, True)
 
 
 def test_a_mixture_counts_the_experts_of_a_token() -> None:

@@ -4,11 +4,10 @@ A100s: nodes of eight, ZeRO-1, full recomputation, a vocabulary of 250,880 (Le S
 ``CUDA_LAUNCH_BLOCKING=1``, without which runs of 200 billion parameters hung: a host is never ahead of its GPU. V100s: nodes of
 four; the vocabulary of GPT-2, padded. A node has four cards of 100 Gb/s Omni-Path, of which NCCL did not use more than one:
 BigScience's own all-reduce moved 10.6 and 6.9 GB/s a node on 4 and 16 nodes of V100s and 5.1 on 4 of A100s
-(``experiments/bandwidth`` of github.com/bigscience-workshop/bigscience). So a node is given one card.
-Where seconds are not printed, they follow from
-TFLOP/s as BigScience counts them: 8 FLOPs a parameter of the layers and token. Rows without a division have that of the first
-(``tp=8``, ``pp=10``), rows without layers those of their size; heads that do not divide the features are the nearest number
-that does.
+(``experiments/bandwidth`` of github.com/bigscience-workshop/bigscience). So a node is given one card. Where seconds are not
+printed, they follow from TFLOP/s as BigScience counts them: 8 FLOPs a parameter of the layers and token. Rows without a
+division have that of the first (``tp=8``, ``pp=10``), rows without layers those of their size, and rows whose heads do not
+divide the features have 64 ("all NHEADS=64 (above too)").
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from validation.steps.command import CommandFormat
-from validation.steps.megatron_command import Division, gpt, megatron_command
+from validation.steps.megatron_command import Division, fuses_softmax, gpt, megatron_command
 from validation.steps.rows import Record, Row
 
 #: GPU and nodes by the start of the table's ``gpu``, and the vocabulary of the models that were trained there.
@@ -39,6 +38,7 @@ _SYSTEMS = {
     ),
 }
 _TP, _PP = 8, 10
+_HEADS = 64
 
 
 class BigScience(CommandFormat):
@@ -64,10 +64,17 @@ class BigScience(CommandFormat):
         record.check(division.gpus == gpus, f"{gpus} GPUs", f"give a multiple of tp={tp}, pp={pp}")
         layers, micro_batch = _layers(record, hidden, pp), record.whole("mbs") if record.has("mbs") else 1
         said = record.whole("heads_of_context")
-        heads = min((n for n in range(tp, hidden, tp) if not hidden % n), key=lambda n: abs(n - said))
+        heads = _HEADS if hidden % said else said
         old = gpu.startswith("V100")
         command = megatron_command(
-            gpt(layers=layers, hidden=hidden, heads=heads, vocab=vocab, sequence=sequence),
+            gpt(
+                layers=layers,
+                hidden=hidden,
+                heads=heads,
+                vocab=vocab,
+                sequence=sequence,
+                fused_softmax=fuses_softmax(heads, sequence, tp, micro_batch),
+            ),
             layers,
             division,
             micro_batch=micro_batch,

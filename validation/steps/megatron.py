@@ -2,10 +2,9 @@
 
 The schedule is 1F1B, parameters are fp16, and between nodes, of 8 GPUs and 4 cards of 200 Gb/s, activations are computed
 again; the rows of one node show no recomputation, whatever they say (docs/end-to-end.md). vTrain's own mean errors are 8.37%
-on one node and 14.73% on 64 to 512 GPUs. Its models (``src/config.py``, ``src/model`` of github.com/VIA-Research/vTrain)
-divide GPT-2's vocabulary of 50,257 among GPUs and do not pad it, which the rows of one node show. Those of many nodes do not
-(rows of the last stage off 16-byte boundaries would make pipelines of 16 and 32 stages 8 to 16% slower than they are): their
-vocabulary is padded to a multiple of 128 a rank, as Megatron-LM's is.
+on one node and 14.73% on 64 to 512 GPUs. Megatron-LM pads GPT-2's vocabulary of 50,257 to a multiple of 128 words a rank
+(``--make-vocab-size-divisible-by``, 128 by default), and so have rows of many nodes. Rows of one node show the 50,257 of
+vTrain's own models (``src/config.py``, ``src/model`` of github.com/VIA-Research/vTrain), divided among GPUs and not padded.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def gpt_row(
     gpus, samples, micro_batch = sizes["gpus"], sizes["global_batch"], sizes["micro_batch"]
     _check(record, own, division, gpus)
     command = megatron_command(
-        gpt(**own),
+        gpt(**own, fused_softmax=fuses_softmax(own["heads"], own["sequence"], division.tp, micro_batch)),
         own["layers"],
         division,
         micro_batch=micro_batch,
@@ -150,9 +150,15 @@ def _check(record: Record, sizes: Mapping[str, int], division: Division, gpus: i
     record.check(not heads % division.tp, f"{heads} heads", f"give a multiple of tensor parallelism {division.tp}")
 
 
-def gpt(*, layers: int, hidden: int, heads: int, vocab: int, sequence: int) -> str:
+def gpt(*, layers: int, hidden: int, heads: int, vocab: int, sequence: int, fused_softmax: bool = True) -> str:
     """Return the name of a GPT of Megatron's with these sizes."""
-    return f"gpt3-175b(layers={layers}, hidden={hidden}, heads={heads}, vocab={vocab}, sequence={sequence})"
+    unfused = "" if fused_softmax else ", fused_softmax=false"
+    return f"gpt3-175b(layers={layers}, hidden={hidden}, heads={heads}, vocab={vocab}, sequence={sequence}{unfused})"
+
+
+def fuses_softmax(heads: int, sequence: int, tp: int, micro_batch: int) -> bool:
+    """Whether Megatron's fused softmax serves a rank: ``is_kernel_available`` of its ``fused_softmax.py`` in 2021 and 2022."""
+    return 16 < sequence <= 2048 and sequence % 4 == 0 and heads // tp * micro_batch % 4 == 0
 
 
 def llama_flops(model: Llama, sequence: int) -> float:

@@ -17,7 +17,7 @@ from triosim.models import GPT
 from triosim.models.architectures.llama import Llama
 from triosim.models.catalogue import MODELS
 from validation.steps.command import CommandFormat
-from validation.steps.megatron_command import Division, division_of, gpt, llama_flops, megatron_command
+from validation.steps.megatron_command import Division, division_of, fuses_softmax, gpt, llama_flops, megatron_command
 from validation.steps.rows import Record, Row
 
 #: Micro-batch and layers of a virtual stage in examples/sc21/run_table_1.sh, by billions of parameters; 0 is one stage a GPU.
@@ -75,7 +75,14 @@ def _gpt(record: Record) -> Row:
         micro_batch, together = (1, 1) if division.pp > 1 else (record.whole("batch_sequences") // division.dp, 0)
     division = _chunked(division, layers, together)
     command = megatron_command(
-        gpt(layers=layers, hidden=hidden, heads=heads, vocab=record.whole("vocab"), sequence=sequence),
+        gpt(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            vocab=record.whole("vocab"),
+            sequence=sequence,
+            fused_softmax=not old or fuses_softmax(heads, sequence, division.tp, micro_batch),
+        ),
         layers,
         division,
         micro_batch=micro_batch,

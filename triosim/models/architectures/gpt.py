@@ -2,7 +2,9 @@
 
 Megatron-LM (Narayanan et al. 2021) keeps activations as (sequence, batch, features); with ``attention="math"`` the scores
 of attention are in memory, as before FlashAttention. In half precision its softmax leaves out what a word may not look at
-by itself; in fp32 that is filled in before, since its fused kernel does not serve fp32. It fuses biases with what follows
+by itself; in fp32 that is filled in before, since its fused kernel does not serve fp32, nor more than 2,048 words, nor ranks
+whose heads times samples are no multiple of four (``is_kernel_available`` in its ``fused_softmax.py``): ``fused_softmax=false``
+scales and masks in fp32 by kernels of their own. It fuses biases with what follows
 them, unless ``kernels="eager"`` says otherwise. llm-foundry's MPT (MosaicML 2023) differs from transformers' GPT-2 in its
 kernels alone: linear layers, a GELU in one kernel, and the fused loss of FlashAttention; and Composer, which trains it,
 computes two metrics of every batch from the logits (``use_train_metrics``), in fp32.
@@ -44,6 +46,7 @@ class GPT:
     feed_forward: int | None = None
     dropout: float = 0.1
     style: Literal["megatron", "huggingface", "mpt"] = "megatron"
+    fused_softmax: bool = True
     name: str = "gpt"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
@@ -66,6 +69,9 @@ class _ForwardPass:
         self.width = features_of_head(model.hidden, model.heads)
         self.fused = choices.fused()
         mpt = model.style == "mpt"
+        half = (tape.autocast or tape.dtype) != "float32"
+        self.masks = self.kernel == "math" and not (half and model.fused_softmax)
+        self.rescaled = half and not model.fused_softmax
         self.linear: Callable[[Value, int], Value] = linear if mpt else transposed_linear
         self.gelu: Callable[[Value], Value] = gelu if mpt else unfused_gelu
         self.mask: Value | None = None
@@ -90,7 +96,7 @@ class _ForwardPass:
             found = self._embedded(token_ids, ("word_embeddings", "position_embeddings"))
             found = dropout(contiguous_of(transpose(found, 0, 1)), self.dropped)
         with tape.at("transformer"):
-            if self.kernel == "math" and (tape.autocast or tape.dtype) == "float32":
+            if self.masks:
                 self.mask = causal_mask(tape, self.sequence)
             for number in range(model.layers):
                 found = module(f"layers.{number}", self._megatron_layer, found)
@@ -133,7 +139,13 @@ class _ForwardPass:
         else:
             rows = (self.sequence, self.batch * model.heads, width)
             query, key, value = (transpose(reshape(part, rows), 0, 1) for part in parts)
-            found = unfused_attention(query, key, value, heads=model.heads, mask=self.mask, probability=self.dropped)
+            found = unfused_attention(
+                *(query, key, value),
+                heads=model.heads,
+                mask=self.mask,
+                probability=self.dropped,
+                rescaled=self.rescaled,
+            )
             found = view(found, (self.batch, model.heads, self.sequence, width))
             found = permute(found, (2, 0, 1, 3))
         return reshape(found, (self.sequence, self.batch, model.hidden))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from triosim.config.stacks import AttentionKind
 from triosim.errors import OptionError
-from triosim.models.operators.elementwise import add, dropout, elementwise, masked_fill, mul_number
+from triosim.models.operators.elementwise import add, dropout, elementwise, masked_fill, mul_number, to
 from triosim.models.operators.layers import softmax
 from triosim.models.operators.products import bmm, linear, lower_precision, matmul, scaled_bmm
 from triosim.models.operators.tape import Tape, Value, module
@@ -181,17 +181,21 @@ def unfused_attention(
     mask: Value | None,
     probability: float,
     bias: Value | None = None,
+    rescaled: bool = False,
 ) -> Value:
     """Attention by its two products, with the scores in memory (Megatron-LM before FlashAttention).
 
     Takes and returns (batch * heads, length, features); ``mask`` is true where a query may not attend, ``bias`` is added to
-    the scores.
+    the scores. ``rescaled``: scores are cast to fp32 and scaled before the softmax, and probabilities cast back.
     """
     rows = (*query.shape[:2], key.shape[1])
     scores = view(scaled_bmm(query, transpose(key, 1, 2)), (rows[0] // heads, heads, *rows[1:]))
     if bias is not None:
         scores = add(scores, bias)
+    if rescaled:
+        scores = mul_number(to(scores, "float32"))
     if mask is not None:
         scores = masked_fill(scores, mask, in_place=True)
-    found = dropout(softmax(scores), probability)
+    found = softmax(scores)
+    found = dropout(to(found, query.dtype) if rescaled else found, probability)
     return bmm(reshape(lower_precision(found), rows), value)
