@@ -49,16 +49,18 @@ def capture_ranks(
     gpu: str = DEFAULT_GPU,
     skip: int = 1,
     batch_size: int | None = None,
+    quiet: bool = False,
 ) -> CapturedStreams:
     """Run a distributed script as ``world`` ranks of GPUs that are not there, and return the streams of all of them.
 
-    ``ranks`` are those to be captured: "all", a list, or "auto": those that differ. ``batch_size`` is a rank's. Raises
-    ``OptionError`` for a rank or a GPU that does not exist, ``CaptureError`` when the script has no such step.
+    ``ranks`` are those to be captured: "all", a list, or "auto": those that differ. ``batch_size`` is a rank's;
+    ``quiet`` hides what the script prints. Raises ``OptionError`` for a rank or a GPU that does not exist, ``CaptureError``
+    when the script has no such step.
     """
     check_script(path)
     chosen = checked_ranks(ranks, world)
     job = CaptureJob(os.fspath(path), tuple(arguments), gpus.find(gpu), world, skip, batch_size)
-    with tempfile.TemporaryDirectory(prefix="triosim-") as folder, RankPool(job, Path(folder)) as pool:
+    with tempfile.TemporaryDirectory(prefix="triosim-") as folder, RankPool(job, Path(folder), quiet) as pool:
         like = _compared(pool, world) if chosen is None else _nearest(pool, chosen, world)
         captured = sorted(set(like))
         summaries = dict(zip(captured, pool.summaries(captured), strict=True))

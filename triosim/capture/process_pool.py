@@ -68,10 +68,14 @@ class _Worker:
 
 @dataclass(slots=True)
 class RankPool:
-    """A pool that captures ranks on request. On leaving, all processes end. ``folder`` is for the files of this run alone."""
+    """A pool that captures ranks on request. On leaving, all processes end.
+
+    ``folder`` is for the files of this run alone; with ``quiet`` no rank's output is shown, unless it fails.
+    """
 
     job: CaptureJob
     folder: Path
+    quiet: bool = False
     _method: Literal["fork", "forkserver"] = "fork"
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _todo: list[int] = field(default_factory=list)
@@ -121,7 +125,9 @@ class RankPool:
     def _start(self, rank: int) -> None:
         context: Any = multiprocessing.get_context(self._method)
         ours, theirs = context.Pipe()
-        process = context.Process(target=_run_worker, args=(self.job, rank, theirs, self.folder, not self._workers))
+        process = context.Process(
+            target=_run_worker, args=(self.job, rank, theirs, self.folder, not (self._workers or self.quiet))
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; PyTorch's hold no locks
             process.start()

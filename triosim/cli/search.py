@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ pictures = LaterModule("search.picture")
 plots = LaterModule("reports.pictures.plot")
 report = LaterModule("search.report")
 rules = LaterModule("search.spaces.rules")
+scripts = LaterModule("search.spaces.script")
 studies = LaterModule("search.study")
 subjects = LaterModule("search.spaces.subject")
 terminal = LaterModule("search.terminal")
@@ -49,6 +51,11 @@ OPTIONS = (
     Option("gpus", metavar="N,N", short="-n", panel=PARALLELISM, help=
         "The number of GPUs, or several: 32,64. By default all GPUs of the topology."),
     replace(COMMON["gpu"], kind="text", metavar="NAME,NAME", panel=TIMES, help="The GPU, or several: H100,H200."),
+    Option("script", metavar="'FILE ARG ...'", panel=SEARCH, help=
+        "A training script with its arguments instead of a trace or model: captured at each point without a GPU, as --gpus "
+        "ranks would run it."),
+    Option("vary_argument", "object", metavar="NAME=V,V", repeatable=True, panel=SEARCH, help=
+        "An argument of the script and its values: --tp=1,2,4. Repeatable."),
     Option("vary", "object", metavar="NAME=V,V", repeatable=True, panel=SEARCH, help=
         "An option and its values: tp=1,2,4, recompute=none,full, data_parallel=ddp,zero1 or micro_batches=1*pp,2*pp. "
         "Repeatable. By default those that the model and the cluster have room for."),
@@ -86,6 +93,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
 
     [cyan]triosim search llama3-70b --gpus 64 --topology "dgx-h100(gpus=64)" --global-batch-size 256 --seq 8192[/]
     [cyan]triosim search trace.json --gpus 8,16,32 --objective cost --study study.db --jobs 4[/]
+    [cyan]triosim search --script "train.py --layers 8" --vary-argument "--tp=1,2,4" --gpus 8[/]
     [cyan]triosim search --config run.yaml --vary tp=1,2,4,8 --vary micro_batch_size=1,2,4 --vary recompute=none,full[/]
     """
     chosen = objectives.Objectives.read(given["objective"], _share(given["within"], "--within"))
@@ -96,12 +104,13 @@ def command(trace: TracePath = None, **given: Any) -> None:
         return
     run, varied = _subject(trace, given)
     run.check_outputs(given["output"], given["study"], given["plot"])
-    space = _space(run, varied, given)
-    validity = rules.validity_of(space)
-    if not given["quiet"]:
-        print(f"triosim: {_counted(validity)}", file=sys.stderr)
-    with _evaluating(space, given) as (weigh, simulate), Progress(shown=not given["quiet"]) as progress:
-        found = exact.Search(space, validity, chosen, weigh, simulate, given["top"], _teller(progress)).run()
+    with tempfile.TemporaryDirectory(prefix="triosim-") as folder:
+        space = _space(run, varied, given, folder)
+        validity = rules.validity_of(space)
+        if not given["quiet"]:
+            print(f"triosim: {_counted(validity)}", file=sys.stderr)
+        with _evaluating(space, given) as (weigh, simulate), Progress(shown=not given["quiet"]) as progress:
+            found = exact.Search(space, validity, chosen, weigh, simulate, given["top"], _teller(progress)).run()
     _answer(found, given)
     if found.interrupted:
         raise KeyboardInterrupt
@@ -115,16 +124,29 @@ def _subject(trace: str | None, given: Mapping[str, Any]) -> tuple[ConfiguredRun
         if given[name] is not None and len(declaration.split_values(given[name])) > 1:
             varied.append(f"{name}={given[name]}")
             fixed[name] = None
+    if given["script"] is not None and trace is not None:
+        raise OptionError(f"'{trace}' is given besides a script", where="--script", fix="leave out one of them")
+    trace = given["script"] or trace
     names = [option for option in OPTIONS if option.name not in ("gpus", "gpu")]
     return configured("simulate", trace, {**fixed, "save_config": None}, names, shown="search"), varied
 
 
-def _space(run: ConfiguredRun, varied: list[str], given: Mapping[str, Any]) -> Space:
+def _space(run: ConfiguredRun, varied: list[str], given: Mapping[str, Any], folder: str) -> Space:
+    """Return the space that is asked for; what is captured of a script goes into a folder."""
     declared = declaration.of_texts(varied, given["without_rule"] or ())
     if given["space"] is not None:
         declared = declaration.read_space(given["space"]).merged(declared)
     margin = {} if given["memory_margin"] is None else {"margin": _share(given["memory_margin"], "--memory-margin")}
-    space: Space = declaration.space_of(subjects.subject_of(run.subject, run.config), run.config, declared, **margin)
+    arguments = scripts.varied_arguments(given["vary_argument"]) if given["vary_argument"] else {}
+    if given["script"] is not None:
+        declared = declared.merged(declaration.of_arguments(arguments))
+        script = scripts.Script.read(given["script"]).varying(tuple(arguments), folder)
+        subject = subjects.subject_of_script(script)
+    elif arguments:
+        raise OptionError("there is no script whose arguments could vary", where="--vary-argument", fix="give --script")
+    else:
+        subject = subjects.subject_of(run.subject, run.config)
+    space: Space = declaration.space_of(subject, run.config, declared, **margin)
     return space
 
 

@@ -37,7 +37,7 @@ class Weigh:
         """Return what is found."""
         try:
             config = self.space.config(point)
-            planned = plan(price(read(self.space.subject.source, config), config), config)
+            planned = plan(price(read(self.space.source(point), config), config), config)
         except TriosimError as error:
             return Outcome(point.key, "refused", str(error))
         fullest = planned.memory.fullest
@@ -65,7 +65,7 @@ class Simulate:
     def __call__(self, point: Point) -> Outcome:
         """Return its figures, or that it is refused."""
         try:
-            result = simulate_config(self.space.subject.source, self.space.config(point))
+            result = simulate_config(self.space.source(point), self.space.config(point))
         except TriosimError as error:
             return Outcome(point.key, "refused", str(error))
         return Outcome(point.key, "simulated", figures=Figures.of(result), memory=memory_of(result))

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triosim.search.commands import simulate_command
 from triosim.search.exact import Searched
 from triosim.search.likelihood import chance_of_being_faster
 from triosim.search.outcome import Figures, Outcome
@@ -152,4 +151,4 @@ def row(found: Searched, outcome: Outcome) -> dict[str, Any]:
 
 def command_of(found: Searched, outcome: Outcome) -> str:
     """Return the command that simulates a point."""
-    return simulate_command(found.space.subject.name, found.space.config(Point.read(outcome.key)))
+    return found.space.command(Point.read(outcome.key))

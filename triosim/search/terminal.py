@@ -53,13 +53,15 @@ def _facts(found: Searched) -> Iterator[tuple[str, str]]:
 
 
 def _best_table(found: Searched) -> RenderableType:
-    """Return the best points: a line of figures, and below it the point's settings."""
-    columns = ("", "step", "tokens/s", "MFU", "GiB", "bubble", "exp.", *_named(found), "held back by")
+    """Return the best points: a line of figures, and below it the point's settings and what holds it back."""
+    columns = ("", "step", "tokens/s", "MFU", "GiB", "bubble", "exp.", *_named(found))
     rows = [_row(found, number, one) for number, one in enumerate(found.ranked[:SHOWN], 1)]
     title, header, *lines = plain_text(table("The best", *columns, rows=rows), width=80).splitlines()
     shown = [Text(title, style="bold"), Text(header, style="dim")]
     for line, outcome in zip(lines, found.ranked, strict=False):
-        shown += [Text(line), Text(f"     {Point.read(outcome.key)}", style="dim")]
+        assert outcome.figures is not None
+        held_back = held_back_by(outcome.figures)
+        shown += [Text(line), Text(f"     {Point.read(outcome.key)}; held back by {held_back}", style="dim")]
     shown.append(Text("GiB: tensors of the fullest GPU; exp.: exposed communication, mean over the GPUs", style="dim"))
     return Group(Text(), *shown)
 
@@ -85,7 +87,6 @@ def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
         "" if figures.bubble_fraction is None else percent(figures.bubble_fraction),
         percent(figures.exposed_communication_s, figures.step_time_s),
         *extra,
-        held_back_by(figures),
     ]
 
 

@@ -26,8 +26,9 @@ from triosim.search.point import Point, Value
 from triosim.search.spaces.cluster import cluster_of
 from triosim.search.spaces.layout import DATA_PARALLEL, SIZES, multiple
 from triosim.search.spaces.rules import rules_without
+from triosim.search.spaces.script import Script
 from triosim.search.spaces.space import MEMORY_ERROR, Axis, Space
-from triosim.search.spaces.subject import SearchSubject, subject_of
+from triosim.search.spaces.subject import SearchSubject, subject_of, subject_of_script
 
 #: Options that no axis can be: those of the subject, of the output, and mappings.
 _FIXED = frozenset({"trace_format", "conditions", "options", "timeline", "links", "fail_on_oom", "iterations", "draws"})
@@ -66,6 +67,11 @@ def of_texts(varied: Iterable[str], without_rules: Iterable[str] = ()) -> Declar
         axes[name] = axis_of(name, split_values(values), f"--vary {name}")
     rules_without(without_rules)
     return Declaration(axes, frozenset(without_rules))
+
+
+def of_arguments(arguments: Mapping[str, Sequence[str]]) -> Declaration:
+    """Return the axes of a script's arguments, each of which may be any text."""
+    return Declaration({name: Axis(name, tuple(values)) for name, values in arguments.items()})
 
 
 def read_space(path: str) -> Declaration:
@@ -142,6 +148,9 @@ def space_of(subject: SearchSubject, base: RunConfig, declared: Declaration, mar
 
     Raises ``OptionError`` where all points would not train on the same batch, unless that varies.
     """
+    if subject.script is not None:
+        _check_of_script(declared, subject.script)
+        return Space(subject, base, tuple(declared.axes.values()), declared.without_rules, margin)
     base = _of_search(subject, base, declared)
     axes = (
         declared.axes
@@ -151,12 +160,26 @@ def space_of(subject: SearchSubject, base: RunConfig, declared: Declaration, mar
     return Space(subject, base, tuple(axes.values()), declared.without_rules, margin)
 
 
+def _check_of_script(declared: Declaration, script: Script) -> None:
+    """Raise ``OptionError`` for an axis that changes the step of a script, which its arguments alone do."""
+    for name in declared.axes:
+        decides = name in (*SIZES, DATA_PARALLEL) or (name not in script.varied and option_named(name).of_step)
+        if decides and name not in ("gpus", "gpu"):
+            what = f"'{name}' is what the script makes of its arguments"
+            raise OptionError(what, where=f"--vary {name}", fix='vary one of them: --vary-argument "--size=1,2"')
+
+
 def space_of_fingerprint(text: str) -> Space:
     """Return the space of a study. Raises ``TriosimError`` where its trace cannot be read any more."""
     plain = json.loads(text)
     base = RunConfig.of(**plain["base"])
-    axes = tuple(axis_of(name, values, f"axis {name}") for name, values in plain["axes"])
-    subject = subject_of(plain["subject"], base)
+    script = None if plain["script"] is None else Script.of_plain(plain["script"])
+    varied = () if script is None else script.varied
+    axes = tuple(
+        Axis(name, tuple(values)) if name in varied else axis_of(name, values, f"axis {name}")
+        for name, values in plain["axes"]
+    )
+    subject = subject_of(plain["subject"], base) if script is None else subject_of_script(script)
     return Space(subject, base, axes, frozenset(plain["without_rules"]), plain["memory_margin"])
 
 

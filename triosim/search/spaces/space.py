@@ -14,15 +14,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from triosim.config import COMMON, RunConfig, readers
 from triosim.config.file import as_json
 from triosim.config.run_config import option_named
+from triosim.search.commands import simulate_command
 from triosim.search.point import Point, Value
 from triosim.search.spaces.cluster import cluster_of
 from triosim.search.spaces.layout import DATA_PARALLEL, SIZES, Layout, layout_of, resolved
 from triosim.search.spaces.subject import SearchSubject
+from triosim.trace import Trace
 
 #: Schedules in which a rank has several stages, and the one that it has without.
 INTERLEAVED, PLAIN = "interleaved", "1f1b"
@@ -82,8 +85,33 @@ class Space:
         """Return how a point divides the GPUs and the batch."""
         return layout_of(point, self.base, cluster_of(self.subject, self.base, point).gpus)
 
+    def source(self, point: Point) -> str | Trace:
+        """Return what a point's run reads; a script is captured for it. Raises ``CaptureError``."""
+        script = self.subject.script
+        return (
+            self.subject.source if script is None else script.captured(point, self.gpu(point), self.layout(point).gpus)
+        )
+
+    def gpu(self, point: Point) -> str:
+        """Return the name of the GPU that a point runs on."""
+        gpu: Any = point.get("gpu") or self.base.gpu or self.subject.gpu
+        return str(getattr(gpu, "name", gpu))
+
+    def command(self, point: Point) -> str:
+        """Return the command that simulates a point; of a script, after the one that captures it."""
+        script, config = self.subject.script, self.config(point)
+        if script is None:
+            return simulate_command(self.subject.name, config)
+        captured = f"{Path(script.path).stem}.json.gz"
+        capture = script.command(point, self.gpu(point), self.layout(point).gpus, captured)
+        return f"{capture} && {simulate_command(captured, config)}"
+
     def config(self, point: Point) -> RunConfig:
         """Return the options of a point's run. Raises ``OptionError`` for what cannot be."""
+        script = self.subject.script
+        if script is not None:
+            own = {"gpus": None, "gpu": None}  # which its capture has
+            return self.base.replaced(**{k: v for k, v in point.settings if k not in script.varied} | own)
         layout = self.layout(point)
         sizes = {name: getattr(layout, name) for name in SIZES}
         chosen: dict[str, Any] = {
@@ -117,6 +145,7 @@ class Space:
                 "axes": [[axis.name, axis.values] for axis in self.axes],
                 "without_rules": sorted(self.without_rules),
                 "memory_margin": self.memory_margin,
+                "script": None if self.subject.script is None else self.subject.script.plain(),
             },
             sort_keys=True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from triosim.gpus import DEFAULT_GPU
 from triosim.models.catalogue import with_layers
 from triosim.models.description import find_model
 from triosim.pipeline.reading import TraceLike, is_described, read
+from triosim.search.spaces.script import Script
 from triosim.trace import Trace
 
 #: The sizes of a described model that divide among GPUs.
@@ -24,7 +26,7 @@ class SearchSubject:
     """The subject: a trace, which is read once, or the name of a model, which each point describes as it needs it.
 
     ``gpu`` is the GPU that it runs on where a point names none. ``batch_size`` is the trace's; None for a model. ``sizes`` are
-    those of a described model, by name; a trace does not tell its own.
+    those of a described model, by name; a trace does not tell its own. A ``script`` is captured at each point instead.
     """
 
     name: str
@@ -32,11 +34,12 @@ class SearchSubject:
     gpu: str
     batch_size: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
+    script: Script | None = None
 
     @property
     def described(self) -> bool:
         """Whether it is a model."""
-        return isinstance(self.source, str)
+        return isinstance(self.source, str) and self.script is None
 
 
 def subject_of(trace: TraceLike, config: RunConfig) -> SearchSubject:
@@ -51,6 +54,12 @@ def subject_of(trace: TraceLike, config: RunConfig) -> SearchSubject:
         raise TriosimError(what, where=found.path, fix="give a trace of one GPU, or a model")
     name = found.trace.source if found.path is None else str(Path(found.path).resolve())
     return SearchSubject(name or found.trace.model, found.trace, found.trace.gpu, found.trace.batch_size)
+
+
+def subject_of_script(script: Script) -> SearchSubject:
+    """Return a script as the subject of a search."""
+    gpu = catalogue.find(DEFAULT_GPU).name
+    return SearchSubject(shlex.join((script.path, *script.arguments)), script.path, gpu, script=script)
 
 
 def model_sizes(name: str, config: RunConfig) -> dict[str, int]:
