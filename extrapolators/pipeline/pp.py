@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 
 from triosim.compute.pricing.repricing import scaled
 from triosim.config import Option
@@ -305,14 +307,18 @@ class Pipeline:
         Each sends its own to the other; between two ranks a ring all-reduce sends the same bytes.
         """
         used = [{tensor.storage for tensor in Stage(blocks).parameters} for blocks in blocks_of_ranks]
-        if not self._program.training or sum(map(len, used)) == len(set().union(*used)):
+        ranks = Counter(chain.from_iterable(used))
+        several = {storage for storage, count in ranks.items() if count > 1}
+        if not self._program.training or not several:
             return [()] * len(used)
         nbytes = [
             {
                 gradient.parameter.storage: gradient.nbytes
                 for gradient in Stage(blocks, self._whole.backward).gradients(self._program.gradient_dtype)
             }
-            for blocks in blocks_of_ranks
+            if several & mine
+            else {}
+            for blocks, mine in zip(blocks_of_ranks, used, strict=True)
         ]
         found: list[tuple[Block, ...]] = []
         for rank, mine in enumerate(nbytes):
@@ -355,7 +361,7 @@ class _TransferWriter:
                 written += self._item(item)
             if index == len(blocks) - 1:
                 written += self._arrivals(None)
-            yield replace(block, items=tuple(written))
+            yield block.of(tuple(written))
 
     def _item(self, item: BlockItem) -> Iterator[BlockItem]:
         """Yield an item, after what it has to wait for."""

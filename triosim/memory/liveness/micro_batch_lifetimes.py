@@ -86,16 +86,18 @@ class ProgramStorages:
     operators: Set[int] | None = None
 
     def __init__(self, program: Program, trace: Trace, differences: ShapeDifferences | None = None) -> None:
-        first: dict[int, Tensor] = {}  # by storage
-        made: set[int] = set()
-        self.parameters: dict[int, int] = {}  # storage of a parameter, by the ids that it goes by
+        operators = program.operators
+        given = [one for operator in operators for one in operator.inputs]
+        #: The storage of a parameter, by the ids that it goes by.
+        self.parameters = {one.id: one.storage for one in given if one.category == "parameter"}
         self.kept_until = program.kept_until
-        for operator in program.operators:
-            given = {tensor.storage for tensor in operator.inputs}
-            for tensor in (*operator.inputs, *operator.outputs):
-                first.setdefault(tensor.storage, tensor)
-            self.parameters.update((one.id, one.storage) for one in operator.inputs if one.category == "parameter")
-            made.update(tensor.storage for tensor in operator.outputs if tensor.storage not in given)
+        made: set[int] = set()
+        tensors: list[Tensor] = []
+        for operator in operators:
+            tensors += operator.inputs
+            tensors += operator.outputs
+            made.update({one.storage for one in operator.outputs}.difference([one.storage for one in operator.inputs]))
+        first = {one.storage: one for one in reversed(tensors)}  # by storage
         self.persistent = {  # by storage: whether it existed before the step, and is not followed
             storage: tensor.category in PERSISTENT or storage not in made for storage, tensor in first.items()
         }

@@ -43,11 +43,13 @@ class HeldTensors:
         layers: dict[int, str] = {}  # by storage: the layer that uses it first
         parameter_of: dict[int, int] = {}  # storage of a parameter, by that of its states
         largest: dict[int, Tensor] = {}  # by storage
+        persistent = storages.persistent
         for block in stage.blocks:
+            updates = block.phase == "optimizer"
             for operator in block.operators:
                 for tensor in (*operator.inputs, *operator.outputs):
-                    storage, updated = tensor.storage, block.phase == "optimizer" and tensor.category == "parameter"
-                    if updated or not storages.persistent[storage]:
+                    storage = tensor.storage
+                    if not persistent[storage] or (updates and tensor.category == "parameter"):
                         continue
                     layers.setdefault(storage, operator.layer)
                     if tensor.parameter is not None and tensor.parameter in storages.parameters:
