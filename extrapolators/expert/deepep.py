@@ -31,11 +31,15 @@ _MOST_NVLINK_TOKENS = 720
 
 @dataclass(frozen=True, slots=True)
 class DeepEPSettings:
-    """A user's choices: the multiprocessors of a kernel, whether tokens are dispatched in fp8, and whose kernels they are."""
+    """A user's choices: the multiprocessors of a kernel, whether tokens are dispatched in fp8, and whose kernels they are.
+
+    ``consecutive``: the experts of a token are neighbours.
+    """
 
     sms: int
     fp8: bool
     library: ExpertLibrary = "deepep"
+    consecutive: bool = False
 
     def kernel(self, layer: MoELayer, own: Tensor, exchange: TokenExchange, *, combine: bool, training: bool) -> DeepEP:
         """Return the kernel that sends a rank's ``own`` rows of a layer."""
@@ -44,9 +48,12 @@ class DeepEPSettings:
         if self.fp8 and not combine:
             token_bytes = min(token_bytes, width + 4.0 * math.ceil(width / SCALED))
         tokens = layer.rows / layer.routing.top_k
+        groups = layer.routing.groups, layer.routing.kept_groups
+        if self.consecutive:
+            groups = max(1, layer.experts // layer.routing.top_k), 1
         return DeepEP(
             *("combine" if combine else "dispatch", tokens, token_bytes, layer.routing.top_k, layer.experts),
-            *(layer.routing.groups, layer.routing.kept_groups, exchange.rows_by_rank(), self.sms),
+            *(*groups, exchange.rows_by_rank(), self.sms),
             low_latency=self._decodes(tokens, training=training),
             library=self.library,
         )

@@ -35,7 +35,7 @@ class ExpertParallel(Extrapolator):
     adds_ranks = False
     options = (
         Option("load", "choice", LOADS[0], choices=LOADS,
-               help="ep: the distribution of tokens over experts; all but balanced are drawn at random."),
+               help="ep: the distribution of tokens over experts; all but balanced and consecutive are drawn at random."),
         Option("skew", "number", 1.0, "ep, load zipf: the exponent of the distribution."),
         Option("seed", "whole", 0, "ep: the seed of the drawn loads.", least=0),
         Option("capacity", "number", None,
@@ -61,7 +61,7 @@ class ExpertParallel(Extrapolator):
     @property
     def is_random(self) -> bool:
         """Whether tokens are drawn, anew for each iteration."""
-        return self._distribution.load != "balanced"
+        return self._distribution.is_random
 
     @property
     def differs_along_axis(self) -> bool:
@@ -91,7 +91,8 @@ class ExpertParallel(Extrapolator):
         config = self.config
         if config.ep_transport == "nccl":
             return None
-        return DeepEPSettings(config.deepep_sms, config.deepep_dispatch == "fp8", config.ep_transport)
+        consecutive = config.load == "consecutive"
+        return DeepEPSettings(config.deepep_sms, config.deepep_dispatch == "fp8", config.ep_transport, consecutive)
 
     def _exchanges(self, layers: MoELayers, iteration: int) -> list[TokenExchange]:
         """Return the exchange of each layer in an iteration, the same for all ranks."""
@@ -107,7 +108,7 @@ class ExpertParallel(Extrapolator):
 
     def _notes(self, exchanges: Sequence[TokenExchange]) -> Iterable[str]:
         loads = self._distribution
-        if loads.load != "balanced":
+        if loads.is_random:
             skewed = "" if loads.load == "uniform" else f", skew {loads.skew:g}"
             yield f"{self.axis}: expert loads are drawn at random ({loads.load}{skewed}, seed {loads.seed})"
         if self._deepep is not None:

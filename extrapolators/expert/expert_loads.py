@@ -2,7 +2,8 @@
 
 A router sends each token to some experts, and no trace says to which ones on other ranks. ``uniform``: all experts are equally
 likely. ``zipf``: the k-th expert is 1/k^skew times as likely as the first (Zipf's law), in random order. ``power-law``:
-the likelihoods are drawn from a Pareto distribution of exponent ``skew``. ``balanced``: all experts get the same.
+the likelihoods are drawn from a Pareto distribution of exponent ``skew``. ``balanced``: all experts get the same;
+``consecutive``: so they do, and each token's are neighbours, which few ranks have (NeMo AutoModel's ``fake_balanced_gate``).
 With a capacity factor (Fedus et al. 2021, "Switch Transformers", section 2.2) an expert takes from each rank at most that many
 times the mean; the other tokens are dropped.
 """
@@ -16,8 +17,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Load = Literal["uniform", "zipf", "power-law", "balanced"]
-LOADS: tuple[Load, ...] = ("uniform", "zipf", "power-law", "balanced")
+Load = Literal["uniform", "zipf", "power-law", "balanced", "consecutive"]
+LOADS: tuple[Load, ...] = ("uniform", "zipf", "power-law", "balanced", "consecutive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class LoadDistribution:
     seed: int = 0
     capacity: float | None = None
 
+    @property
+    def is_random(self) -> bool:
+        """Whether tokens are drawn, anew for each iteration."""
+        return self.load not in ("balanced", "consecutive")
+
     def tokens(
         self, ranks: int, experts: int, rows: int, *, layer: int, iteration: int
     ) -> tuple[npt.NDArray[np.float64], float]:
@@ -36,7 +42,7 @@ class LoadDistribution:
 
         ``rows`` are those of a rank: its tokens, each as often as it has experts. Layers and iterations are drawn separately.
         """
-        if self.load == "balanced":
+        if not self.is_random:
             counts = np.full((ranks, experts), rows / experts)
         else:
             random = np.random.default_rng((self.seed, iteration, layer))

@@ -157,6 +157,21 @@ def test_experts_are_divided_over_replicas_and_balanced(tmp_path: Path) -> None:
     assert "hybridep" in row(tmp_path, BRIDGE, line.replace("DGX-H100", "DGX-GB200")).case.arguments
 
 
+AUTOMODEL = (
+    "Model,#GPUs,GBS,MBS,LBS,GA,Seq Length,TP,PP,CP,EP,VP,FSDP,Kernel Optimizations,"
+    "Time per Global Step (s),phase,system"
+)
+
+
+def test_a_pipeline_of_automodel_runs_once_for_each_local_batch(tmp_path: Path) -> None:
+    """512 samples of 32 replicas in two runs: 8 of one sample in each, half of 8.86 s; blocks run again."""
+    line = "Kimi K2,256,512,1,8,2,4096,1,8,1,32,4,32,TE + DeepEP,8.86,Pre-Training,System: DGX-H100"
+    found = row(tmp_path, AUTOMODEL, line)
+    said = found.case.arguments
+    assert (found.measured, said[said.index("--micro-batches") + 1]) == (4.43, "8")
+    assert {"checkpoint", "load=consecutive", "deepep_dispatch=as-is", "interleaved"} <= set(said)
+
+
 @pytest.mark.parametrize(
     ("model", "phase", "why"),
     [

@@ -50,6 +50,13 @@ def test_a_token_is_sent_once_to_each_rank_that_has_its_experts() -> None:
     assert [task.nbytes for task in exchanges(experts("dp=2,ep=2"))] == pytest.approx([sent * 20, sent * 64] * 2)
 
 
+def test_a_token_whose_experts_are_neighbours_goes_to_few_ranks() -> None:
+    """Both experts of a token are on one of two ranks; of four ranks with an expert each, two have them."""
+    for parallel, ranks in (("dp=2,ep=2", 1), ("dp=4,ep=4", 2)):
+        sent = [task.nbytes for task in exchanges(experts(parallel, load="consecutive"))]
+        assert sent == pytest.approx([16 * ranks * 20, 16 * ranks * 64] * 2)
+
+
 def test_tokens_are_dispatched_as_they_are_where_that_is_asked_for() -> None:
     plan = experts("dp=4,ep=4", options={"deepep_dispatch": "as-is", "deepep_sms": "24"})
     assert [(one.token_bytes, one.sms) for one in transports(plan)] == [(64.0, 24)] * 4
