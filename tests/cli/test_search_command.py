@@ -34,6 +34,7 @@ def test_the_answer_is_shown_and_written(tmp_path: Path, capsys: pytest.CaptureF
     assert times == sorted(times)
     assert found["best"] == found["top"][0]
     assert {one["axis"] for one in found["neighbours"]} == {"tp", "pp"}
+    assert all((one["change"] is None) == bool(one["reason"]) for one in found["neighbours"])
 
 
 def test_the_command_of_a_point_simulates_it(tmp_path: Path) -> None:

@@ -199,3 +199,19 @@ def test_a_batch_of_replicas_is_refused_since_their_number_varies() -> None:
     config = RunConfig.of(batch_size=8)
     with pytest.raises(OptionError, match="--batch-size: points with other numbers of replicas"):
         space_of(subject_of("gpt2", config), config, Declaration())
+
+
+@pytest.mark.parametrize(
+    ("varied", "shown"),
+    [
+        (("tp=2", "pp=4", "data_parallel=zero1", "micro_batches=2*pp"), "zero1=8,tp=2,pp=4 · 8 micro-batches"),
+        (("tp=8", "pp=8", "virtual_stages=5", "micro_batch_size=1"), "tp=8,pp=8 · micro-batch 1 · interleaved x5"),
+        (("tp=2", "recompute=none", "sequence_parallel=no"), "ddp=32,tp=2"),
+        (("tp=2", "recompute=full", "sequence_parallel=yes"), "ddp=32,tp=2 · recompute full · sequence parallel"),
+        (("gpus=1", "gpu=H100-SXM", "micro_batch_size=2"), "one GPU · micro-batch 2 · gpu H100-SXM · gpus 1"),
+    ],
+)
+def test_a_point_in_short_leaves_out_defaults(varied: tuple[str, ...], shown: str) -> None:
+    run = space(*varied)
+    (point,) = run.points()
+    assert run.summary(point) == shown

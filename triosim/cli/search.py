@@ -75,6 +75,7 @@ OPTIONS = (
     Option("show", metavar="FILE", panel=SEARCH, help="Show what a study has found, and search no further."),
     Option("jobs", "whole", 1, metavar="N", short="-j", panel=SEARCH, help="Points that are worked on at once."),
     Option("output", metavar="FILE", panel=OUTPUT, short="-o", help="Write the answer as JSON."),
+    Option("commands", "flag", False, panel=OUTPUT, help="Show the command of every point that is shown."),
     Option("plot", metavar="FILE", panel=OUTPUT, help="Draw the best points' steps, and every point's time and memory."),
     o.FORMAT,
     o.QUIET,
@@ -199,7 +200,7 @@ def _answer(found: Searched, given: Mapping[str, Any]) -> None:
     if given["format"] == "json":
         sys.stdout.write(report.as_json(found))
     elif not given["quiet"]:
-        show_on_terminal(terminal.render(found))
+        show_on_terminal(terminal.render(found, commands=given["commands"]))
 
 
 def _counted(validity: Any) -> str:

@@ -5,7 +5,6 @@ A point that was not simulated is drawn at its lower bound. Of several objective
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from triosim.output_files import PathLike
@@ -14,6 +13,7 @@ from triosim.results.values import RankTimes
 from triosim.search.exact import Searched
 from triosim.search.outcome import Figures, Outcome
 from triosim.search.point import Point
+from triosim.search.spaces.space import Space
 
 #: How many of the best points are drawn as bars.
 _BEST = 10
@@ -27,7 +27,7 @@ def write_picture(found: Searched, path: PathLike) -> None:
     figure = new_figure(path, height=2.2 + 0.42 * max(4, len(best)))
     bars, points = figure.subplots(1, 2, width_ratios=[1.3, 1])
     if best:
-        _bars(bars, best)
+        _bars(bars, found.space, best)
     _points(points, found)
     figure.suptitle(
         f"{found.space.subject.name}: {found.count('simulated'):,} of {len(found.outcomes):,} points simulated"
@@ -35,14 +35,14 @@ def write_picture(found: Searched, path: PathLike) -> None:
     save_figure(figure, path)
 
 
-def _bars(axes: Any, best: list[Outcome]) -> None:
+def _bars(axes: Any, space: Space, best: list[Outcome]) -> None:
     every = [(Point.read(one.key), one.figures) for one in best if one.figures is not None]
     ranks = [_mean_rank(row, figures) for row, (_, figures) in enumerate(every)]
     draw_step_parts(axes, ranks, [figures.waiting_s for _, figures in every])
     unit, scale = unit_of(max(map(step_of, ranks)))
     for row, (_, figures) in enumerate(every):
         axes.text(step_of(ranks[row]) * scale, row, f" {figures.step_time_s * scale:.4g}", va="center", fontsize=8)
-    axes.set_yticks(range(len(every)), _labels([point for point, _ in every]), fontsize=7)
+    axes.set_yticks(range(len(every)), [_wrapped(space.summary(point)) for point, _ in every], fontsize=7)
     axes.set_ylim(len(every) - 0.4, -0.6)
     axes.margins(x=0.12)
     axes.set_xlabel(f"step time, mean over the GPUs ({unit})")
@@ -53,14 +53,6 @@ def _mean_rank(row: int, figures: Figures) -> RankTimes:
     exposed = figures.exposed_communication_s + figures.waiting_s
     idle = max(0.0, figures.step_time_s - figures.compute_s - exposed)
     return RankTimes(row, figures.compute_s, exposed, exposed, idle, figures.waiting_s)
-
-
-def _labels(points: Sequence[Point]) -> list[str]:
-    """Return the settings in which the points differ, with the best's others in front of it."""
-    every = [dict(point.settings) for point in points]
-    same = {name for name in every[0] if len({one.get(name) for one in every}) == 1}
-    shown = [_wrapped(str(Point.of({name: one[name] for name in one if name not in same}))) for one in every]
-    return [_wrapped(str(points[0])), *shown[1:]]
 
 
 def _wrapped(text: str, width: int = 44) -> str:

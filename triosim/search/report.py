@@ -28,7 +28,7 @@ class Neighbour:
     """A point one step away from the best along an ``axis``, and by which share its step takes longer.
 
     With ``at_least`` it was not simulated, and its bound says so much. ``reason`` says why it cannot be run; there is no
-    ``change`` then.
+    ``change`` then, and where a ``rule`` forbids it, that is its name.
     """
 
     axis: str
@@ -36,6 +36,7 @@ class Neighbour:
     change: float | None
     at_least: bool = False
     reason: str = ""
+    rule: str = ""
 
 
 def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
@@ -50,21 +51,22 @@ def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
         outcome = found.outcomes.get(point.key)
         if outcome is None:
             rule = broken_rule(found.space, point, rules)
-            yield Neighbour(
-                axis, value, None, reason="not found out" if rule is None else f"breaks the rule '{rule.name}'"
-            )
+            reason, name = ("not found out", "") if rule is None else (f"not so: {rule.text}", rule.name)
+            yield Neighbour(axis, value, None, reason=reason, rule=name)
         elif outcome.figures is not None:
             yield Neighbour(axis, value, outcome.figures.step_time_s / seconds - 1.0)
         elif outcome.state == "excluded" and outcome.at_bound is not None:
             yield Neighbour(axis, value, outcome.at_bound.step_time_s / seconds - 1.0, at_least=True)
         else:
-            yield Neighbour(axis, value, None, reason=_reason(outcome))
+            yield Neighbour(axis, value, None, reason=_reason(outcome, found.space.memory_margin))
 
 
-def _reason(outcome: Outcome) -> str:
+def _reason(outcome: Outcome, margin: float) -> str:
     if outcome.state != "out_of_memory" or outcome.memory is None:
         return outcome.reason
-    return f"needs {outcome.memory.peak_bytes / 2**30:.0f} of {outcome.memory.capacity_bytes / 2**30:.0f} GiB"
+    needed, capacity = outcome.memory.peak_bytes / 2**30, outcome.memory.capacity_bytes / 2**30
+    more = f" with {margin:.1%} more" if outcome.memory.fits() else ""
+    return f"needs {needed:.1f}{more} of {capacity:.1f} GiB"
 
 
 def held_back_by(figures: Figures) -> str:

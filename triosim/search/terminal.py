@@ -23,18 +23,18 @@ from triosim.search.report import (
 from triosim.units import format_rate, format_time
 
 
-def render(found: Searched) -> RenderableType:
-    """Return the answer as something that rich can show."""
+def render(found: Searched, commands: bool = False) -> RenderableType:
+    """Return the answer as something that rich can show; with ``commands`` those of all points that are shown."""
     title = Text(f"Search of {found.space.subject.name}: {found.validity.points:,} points", style="bold")
     parts: list[RenderableType] = [facts_table(_facts(found))]
     if found.ranked:
         parts += [_best_table(found), _neighbour_table(found)]
     notes = note_lines(list(_notes(found)))
-    commands = [
+    shown = [
         Text(f"{number}. {command_of(found, outcome)}", style="dim")
-        for number, outcome in enumerate(found.ranked[:SHOWN], 1)
+        for number, outcome in enumerate(found.ranked[: SHOWN if commands else 1], 1)
     ]
-    return Group(title, *spaced(parts), Text(), *commands, *notes)
+    return Group(title, *spaced(parts), Text(), *shown, *notes)
 
 
 def _facts(found: Searched) -> Iterator[tuple[str, str]]:
@@ -61,7 +61,8 @@ def _best_table(found: Searched) -> RenderableType:
     for line, outcome in zip(lines, found.ranked, strict=False):
         assert outcome.figures is not None
         held_back = held_back_by(outcome.figures)
-        shown += [Text(line), Text(f"     {Point.read(outcome.key)}; held back by {held_back}", style="dim")]
+        settings = found.space.summary(Point.read(outcome.key))
+        shown += [Text(line), Text(f"     {settings}; held back by {held_back}", style="dim")]
     shown.append(Text("GiB: tensors of the fullest GPU; exp.: exposed communication, mean over the GPUs", style="dim"))
     return Group(Text(), *shown)
 
@@ -91,7 +92,8 @@ def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
 
 
 def _neighbour_table(found: Searched) -> RenderableType:
-    rows = [(f"{one.axis}={one.value}", _change(one)) for one in neighbours_of_best(found)]
+    """Return what it costs to change an option of the best; what a rule forbids is left out."""
+    rows = [(f"{one.axis}={one.value}", _change(one)) for one in neighbours_of_best(found) if not one.rule]
     return table("One step from the best", "changed", "step time", rows=rows)
 
 

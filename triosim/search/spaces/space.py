@@ -106,6 +106,25 @@ class Space:
         capture = script.command(point, self.gpu(point), self.layout(point).gpus, captured)
         return f"{capture} && {simulate_command(captured, config)}"
 
+    def summary(self, point: Point) -> str:
+        """Return a point in short: ``fsdp=8,pp=2 · micro-batch 1 · interleaved x2``, without what is as it is by default."""
+        if self.subject.script is not None:
+            return str(point)
+        layout = self.layout(point)
+        parts = [_sizes(layout)]
+        if point.get("micro_batch_size") is not None:
+            parts.append(f"micro-batch {layout.micro_batch_size}")
+        if point.get("micro_batches") is not None:
+            parts.append(f"{layout.micro_batches} micro-batches")
+        if layout.pp > 1:
+            schedule = self._schedule(point, layout)["schedule"]
+            several = f" x{layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+            parts += [f"{schedule}{several}"] if several or schedule != PLAIN else []
+        shown = (*SIZES, DATA_PARALLEL, "micro_batch_size", "micro_batches", "virtual_stages", "schedule")
+        others = {name: value for name, value in point.settings if name not in shown}
+        parts += [_said(name, value) for name, value in others.items() if value != option_named(name).default]
+        return " · ".join(parts)
+
     def config(self, point: Point) -> RunConfig:
         """Return the options of a point's run. Raises ``OptionError`` for what cannot be."""
         script = self.subject.script
@@ -149,6 +168,17 @@ class Space:
             },
             sort_keys=True,
         )
+
+
+def _sizes(layout: Layout) -> str:
+    """Return the parallelisms with more than one rank."""
+    named = [part for part in layout.parallel.split(",") if not part.endswith("=1")]
+    return ",".join(named) or "one GPU"
+
+
+def _said(name: str, value: Value) -> str:
+    words = name.replace("_", " ")
+    return words if value is True else f"no {words}" if value is False else f"{words} {value}"
 
 
 def _stages(virtual_stages: int) -> dict[str, int]:
