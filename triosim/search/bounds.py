@@ -24,7 +24,7 @@ from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Await, Block, Communicate, SendToStage, TransferKey
-from triosim.extrapolators.core.schedule_table import Action, Slot
+from triosim.extrapolators.core.schedule_table import Action, ScheduleTable, Slot
 from triosim.networks.base import Network
 from triosim.pipeline.planning import PlannedRun
 from triosim.tasks import Collective, CollectiveKind, Handle, Task
@@ -54,14 +54,17 @@ class IdleCollectives:
         return self._known[key]
 
 
-def lower_bound(planned: PlannedRun, idle: IdleCollectives) -> float:
-    """Return the seconds that a step takes at least; 0 where no part knows better."""
+def lower_bound(planned: PlannedRun, idle: IdleCollectives, schedule: ScheduleTable | None = None) -> float:
+    """Return the seconds that a step takes at least; 0 where no part knows better.
+
+    ``schedule`` is that of more micro-batches than are planned.
+    """
     plan, conditions = planned.plan, planned.system.conditions
     if not isinstance(plan, ParallelPlan) or plan.task_writer is not None:
         return 0.0
     if conditions != Conditions(interference=conditions.interference):
         return 0.0
-    return _ROUNDED * _LongestPath(plan, idle, launches=planned.priced.launches is not None).seconds()
+    return _ROUNDED * _LongestPath(plan, idle, schedule, launches=planned.priced.launches is not None).seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,16 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """What happens after a run: a transfer is sent or awaited, or a collective that ``lasts`` so long begins beside it."""
+    """What happens after a run: a transfer is sent or awaited, or a collective that ``lasts`` so long begins beside it.
+
+    ``source`` is the stage that a transfer comes from; None for a collective that the action began itself.
+    """
 
     run: _Run
     what: Literal["send", "await", "beside"]
     key: TransferKey
     lasts: float = 0.0
+    source: int | None = None
 
 
 @dataclass(slots=True)
@@ -104,15 +111,24 @@ class _ActionProfile:
 class _LongestPath:
     """The longest path through the actions of all pipeline ranks, each of which one rank stands for."""
 
-    def __init__(self, plan: ParallelPlan, idle: IdleCollectives, *, launches: bool) -> None:
+    def __init__(
+        self, plan: ParallelPlan, idle: IdleCollectives, schedule: ScheduleTable | None, *, launches: bool
+    ) -> None:
         self._plan = plan
         self._launches = launches
         self._idle = idle
-        self._schedule = plan.program.schedule
+        self._schedule = plan.program.schedule if schedule is None else schedule
         axis, mesh = plan.program.stage_axis, plan.mesh
         rows = range(len(self._schedule.rows))
         self._ranks = [0 if axis is None else mesh.neighbour(axis, 0, row) for row in rows]
         self._lowerings = [plan.lowerings[0][plan.variant(rank)] for rank in self._ranks]
+        self._sources = {  # the stage that sends each transfer
+            item.key: number
+            for number, stage in enumerate(plan.program.stages)
+            for block in (*stage.forward, *stage.backward)
+            for item in block.items
+            if isinstance(item, SendToStage)
+        }
         self._profiles: dict[tuple[int, int, str], _ActionProfile] = {}
         self._sent: dict[tuple[TransferKey, int], float] = {}  # by transfer and micro-batch
         self._now = [0.0 for _ in rows]
@@ -153,12 +169,12 @@ class _LongestPath:
     def _awaited(self, row: int, action: Action) -> Iterator[TransferKey]:
         """Yield the transfers from other ranks that an action waits for."""
         for event in self._profile(row, action).events:
-            if event.what == "await" and self._comes_from_elsewhere(row, action, event.key):
+            if event.what == "await" and self._is_received(row, action, event):
                 yield event.key
 
-    def _comes_from_elsewhere(self, row: int, action: Action, key: TransferKey) -> bool:
-        source = self._sources.get(key)
-        return source is not None and self._schedule.rank_of(source, action.micro_batch) != row
+    def _is_received(self, row: int, action: Action, event: _Event) -> bool:
+        """Whether an awaited transfer comes from another rank."""
+        return event.source is not None and self._schedule.rank_of(event.source, action.micro_batch) != row
 
     def _run_slot(self, row: int, slot: Slot) -> None:
         if len(slot) == 1:
@@ -184,9 +200,9 @@ class _LongestPath:
                 self._sent[key, action.micro_batch] = now
             elif event.what == "beside":
                 free = beside[key] = max(free, now) + event.lasts
-            elif key in beside:
+            elif event.source is None:
                 now = max(now, beside[key])
-            elif self._comes_from_elsewhere(row, action, key):
+            elif self._is_received(row, action, event):
                 now = max(now, self._sent[key, action.micro_batch])
         return self._after(row, profile.rest, now)
 
@@ -198,17 +214,6 @@ class _LongestPath:
 
     # ---- what an action does ------------------------------------------------------------------------------------
 
-    @property
-    def _sources(self) -> dict[TransferKey, int]:
-        """The stage that sends each transfer."""
-        if not hasattr(self, "_found_sources"):
-            found: dict[TransferKey, int] = {}
-            for number, stage in enumerate(self._plan.program.stages):
-                for block in (*stage.forward, *stage.backward):
-                    found.update((item.key, number) for item in block.items if isinstance(item, SendToStage))
-            self._found_sources = found
-        return self._found_sources
-
     def _profile(self, row: int, action: Action) -> _ActionProfile:
         key = (row, action.stage, action.phase)
         if key not in self._profiles:
@@ -218,17 +223,24 @@ class _LongestPath:
 
     def _profile_of(self, rank: int, blocks: Sequence[Block]) -> _ActionProfile:
         found, run = _ActionProfile(), _Run()
+        beside: set[TransferKey] = set()
         for item in (item for block in blocks for item in block.items):
+            event: _Event | None = None
             if isinstance(item, Operator):
                 run = run.and_then(item.seconds, self._launched(item))
                 found.compute += item.seconds
             elif isinstance(item, Communicate) and item.key is None:
                 run = run.and_then(self._seconds_of(item, rank), 0.0)
             elif isinstance(item, Communicate) and item.key is not None:
-                found.events.append(_Event(run, "beside", item.key, self._seconds_of(item, rank)))
-                run = _Run()
-            elif isinstance(item, (SendToStage, Await)):
-                found.events.append(_Event(run, "send" if isinstance(item, SendToStage) else "await", item.key))
+                if seconds := self._seconds_of(item, rank):
+                    beside.add(item.key)
+                    event = _Event(run, "beside", item.key, seconds)
+            elif isinstance(item, SendToStage):
+                event = _Event(run, "send", item.key)
+            elif isinstance(item, Await) and (item.key in beside or item.key in self._sources):
+                event = _Event(run, "await", item.key, source=self._sources.get(item.key))
+            if event is not None:
+                found.events.append(event)
                 run = _Run()
         found.rest = run
         return found

@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from triosim import gpus as catalogue
 from triosim.config import RunConfig
 from triosim.errors import TriosimError
+from triosim.extrapolators.core.plan import ParallelPlan
+from triosim.extrapolators.core.schedule_table import ScheduleTable, accumulate, in_flight
+from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
+from triosim.memory.world_memory import RankMemory
 from triosim.pipeline.planning import PlannedRun, plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import read
@@ -19,6 +23,8 @@ from triosim.results.result import Result
 from triosim.search.bounds import IdleCollectives, lower_bound
 from triosim.search.outcome import Figures, Memory, Outcome
 from triosim.search.point import Point
+from triosim.search.spaces.declaration import REPLICATED
+from triosim.search.spaces.layout import Layout
 from triosim.search.spaces.space import Space
 from triosim.simulation import simulate_config
 
@@ -36,16 +42,20 @@ class Weigh:
     def __call__(self, point: Point) -> Outcome:
         """Return what is found."""
         try:
-            config = self.space.config(point)
-            planned = plan(price(read(self.space.source(point), config), config), config)
+            config, layout = self.space.config(point), self.space.layout(point)
+            short = shortened(config, layout)
+            chosen = config if short is None else short.config
+            planned = plan(price(read(self.space.source(point), chosen), chosen), chosen)
         except TriosimError as error:
             return Outcome(point.key, "refused", str(error))
-        fullest = planned.memory.fullest
-        memory = Memory(fullest.reserved_bytes or fullest.peak_bytes, planned.memory.capacity)
+        left_out = 0 if short is None else short.left_out
+        memory = Memory(_peak_bytes(planned, left_out), planned.memory.capacity)
         if not memory.fits(self.space.memory_margin):
             return Outcome(point.key, "out_of_memory", planned.memory.warning or "", memory=memory)
-        bound = lower_bound(planned, self._collectives(planned, config))
-        return Outcome(point.key, "excluded", at_bound=_figures_at(bound, planned, config), memory=memory)
+        bound = lower_bound(planned, self._collectives(planned, config), None if short is None else short.schedule)
+        samples = layout.global_batch_size or planned.plan.global_batch_size
+        figures = _figures_at(bound, samples, planned, config)
+        return Outcome(point.key, "excluded", at_bound=figures, memory=memory)
 
     def _collectives(self, planned: PlannedRun, config: RunConfig) -> IdleCollectives:
         """Return the idle network of a point: the same for all that have its topology, network and algorithm."""
@@ -54,6 +64,62 @@ class Weigh:
         if key not in self._idle:
             self._idle[key] = IdleCollectives(planned.new_network())
         return self._idle[key]
+
+
+@dataclass(frozen=True, slots=True)
+class ShortStep:
+    """A step without some micro-batches, which needs as much memory but for their inputs, and the ``schedule`` of all."""
+
+    config: RunConfig
+    schedule: ScheduleTable
+    left_out: int
+
+
+def shortened(config: RunConfig, layout: Layout) -> ShortStep | None:
+    """Return a step of fewer micro-batches of the same size, of which as many are in flight on every rank; None for none.
+
+    The peak comes while most micro-batches are in flight and gradients are there, or in the last one: more of the others only
+    repeat it.
+    """
+    micro_batches, samples = layout.of_batch(per_micro_batch=False), layout.of_batch(per_micro_batch=True)
+    if micro_batches is None or samples is None or layout.data not in REPLICATED:
+        return None
+    least = 3 * layout.pp
+    if micro_batches <= least:
+        return None
+    whole = _schedule(config, layout, micro_batches)
+    rows = range(len(whole.rows))
+    for fewer in range(least, micro_batches, layout.pp):
+        table = _schedule(config, layout, fewer)
+        if all(in_flight(table, row) == in_flight(whole, row) for row in rows):
+            count = {} if config.micro_batches is None else {"micro_batches": fewer}
+            short = config.replaced(global_batch_size=layout.dp * fewer * samples, **count)
+            return ShortStep(short, whole, micro_batches - fewer)
+        if fewer > 2 * least:
+            break
+    return None
+
+
+def _peak_bytes(planned: PlannedRun, left_out: int) -> float:
+    """Return the peak of the fullest rank, with the inputs of micro-batches that are not in the plan, all of which it holds."""
+    step, memory = planned.plan, planned.memory
+
+    def peak(one: RankMemory) -> float:
+        held = one.reserved_bytes or one.peak_bytes
+        if not left_out or not isinstance(step, ParallelPlan):
+            return held
+        lowering = step.lowerings[0][step.variant(one.rank)]
+        stages = step.program.schedule.stages_of(lowering.pipeline_rank(one.rank))
+        return held + left_out * sum(lowering.input_bytes[stage] for stage in stages)
+
+    return max(map(peak, memory.ranks))
+
+
+def _schedule(config: RunConfig, layout: Layout, micro_batches: int) -> ScheduleTable:
+    if layout.pp > 1:
+        return table_of(chosen_schedule(config), layout.pp, micro_batches, training=config.training)
+    schedule = accumulate(micro_batches)
+    return schedule if config.training else schedule.forward_alone()
 
 
 @dataclass
@@ -79,12 +145,12 @@ def memory_of(result: Result) -> Memory | None:
     return Memory(memory.fullest.reserved_bytes or memory.fullest.peak_bytes, memory.capacity)
 
 
-def _figures_at(seconds: float, planned: PlannedRun, config: RunConfig) -> Figures | None:
-    """Return the figures of a step that takes so long; None for a bound of 0."""
+def _figures_at(seconds: float, samples: int, planned: PlannedRun, config: RunConfig) -> Figures | None:
+    """Return the figures of a step of so many samples that takes so long; None for a bound of 0."""
     if not seconds:
         return None
     step, trace = planned.plan, planned.priced.subject.trace
-    gpu, rate = catalogue.get(trace.gpu), step.global_batch_size / seconds
+    gpu, rate = catalogue.get(trace.gpu), samples / seconds
     tokens = config.tokens_per_sample or tokens_of(trace)
     hourly = config.price or (gpu.price_per_hour if gpu is not None else None)
     return Figures(
