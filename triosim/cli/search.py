@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -73,7 +74,8 @@ OPTIONS = (
     Option("study", metavar="FILE", panel=SEARCH, help=
         "A file that keeps what is found, at once. The search goes on where it ended."),
     Option("show", metavar="FILE", panel=SEARCH, help="Show what a study has found, and search no further."),
-    Option("jobs", "whole", 1, metavar="N", short="-j", panel=SEARCH, help="Points that are worked on at once."),
+    Option("jobs", "whole", metavar="N", short="-j", panel=SEARCH, help=
+        "Points that are worked on at once. By default as many as there are cores."),
     Option("output", metavar="FILE", panel=OUTPUT, short="-o", help="Write the answer as JSON."),
     Option("commands", "flag", False, panel=OUTPUT, help="Show the command of every point that is shown."),
     Option("plot", metavar="FILE", panel=OUTPUT, help="Draw the best points' steps, and every point's time and memory."),
@@ -167,7 +169,7 @@ def _share(text: str, where: str) -> float:
 def _evaluating(space: Space, given: Mapping[str, Any]) -> Iterator[tuple[Evaluate, Evaluate]]:
     """Give what weighs and simulates points, in as many processes as asked for, from and into the study if there is one."""
     tasks = evaluation.Weigh(space), evaluation.Simulate(space)
-    with workers.processes(*tasks, jobs=given["jobs"]) as (weigh, simulate):
+    with workers.processes(*tasks, jobs=given["jobs"] or _cores()) as (weigh, simulate):
         weigh = partial(weigh, run=_POINTS_OF_A_RUN)
         if given["study"] is None:
             yield weigh, simulate
@@ -185,9 +187,13 @@ def _shown(path: str, chosen: Any) -> Searched:
     with studies.shown(path) as study:
         space = declaration.space_of_fingerprint(study.space)
         outcomes = {one.key: one for one in study.outcomes()}
-    validity = rules.validity_of(space)
-    found: Searched = exact.Searched(space, validity, chosen, outcomes, 0.0)
-    return replace(found, interrupted=not found.is_complete)
+    found: Searched = exact.searched_by_study(space, chosen, outcomes)
+    return found
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _answer(found: Searched, given: Mapping[str, Any]) -> None:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from triosim.search.memory_order import larger_than_one_that_does_not_fit, weighing_order
+from triosim.search.memory_order import implied, weighing_order
 from triosim.search.objectives import Objectives, Scores
 from triosim.search.outcome import Outcome
 from triosim.search.point import Point
-from triosim.search.spaces.rules import Validity
+from triosim.search.spaces.rules import Validity, validity_of
 from triosim.search.spaces.space import Space
 
 #: Finds out something of points, and yields them with their outcomes in any order; points are drawn when they are needed.
@@ -80,6 +80,16 @@ class Searched:
         return Counter(one.state for one in self.outcomes.values())
 
 
+def searched_by_study(space: Space, objectives: Objectives, outcomes: Mapping[str, Outcome]) -> Searched:
+    """Return the search that has found these outcomes so far, those that follow from others included."""
+    validity, known = validity_of(space), dict(outcomes)
+    for point in weighing_order(space, validity.valid):
+        if point.key not in known and (outcome := implied(space, point, known)) is not None:
+            known[point.key] = outcome
+    found = Searched(space, validity, objectives, known, 0.0)
+    return replace(found, interrupted=not found.is_complete)
+
+
 @dataclass
 class Search:
     """A search under way. ``run`` may be ended by Ctrl-C: what was found until then is its answer."""
@@ -117,12 +127,10 @@ class Search:
     def _worth_weighing(self, points: Iterable[Point]) -> Iterator[Point]:
         """Yield the points that may fit by what is found so far."""
         for point in points:
-            smaller = larger_than_one_that_does_not_fit(self.space, point, self._outcomes)
-            if smaller is None:
+            if (outcome := implied(self.space, point, self._outcomes)) is None:
                 yield point
             else:
-                reason = f"needs as much as {Point.read(smaller.key)}, which does not fit, or more"
-                self._outcomes[point.key] = Outcome(point.key, "out_of_memory", reason, memory=smaller.memory)
+                self._outcomes[point.key] = outcome
 
     def _simulate(self) -> None:
         fitting = [point for point in self.validity.valid if self._outcomes[point.key].state == "excluded"]

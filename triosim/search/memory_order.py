@@ -46,12 +46,13 @@ def weighing_order(space: Space, points: Iterable[Point]) -> list[Point]:
     return sorted(points, key=key)
 
 
-def larger_than_one_that_does_not_fit(space: Space, point: Point, known: Mapping[str, Outcome]) -> Outcome | None:
-    """Return the outcome of a point that needs no more memory and does not fit; None where none is known."""
+def implied(space: Space, point: Point, known: Mapping[str, Outcome]) -> Outcome | None:
+    """Return that a point does not fit, since one that needs no more memory does not; None where none is known."""
     for smaller in smaller_points(space, point):
         outcome = known.get(smaller.key)
         if outcome is not None and outcome.state == "out_of_memory":
-            return outcome
+            reason = f"needs as much as {smaller}, which does not fit, or more"
+            return Outcome(point.key, "out_of_memory", reason, memory=outcome.memory)
     return None
 
 
