@@ -46,7 +46,7 @@ _WORDS_OF_SENTENCE = 32
 #: Words of a sample as batches have them, by a sample's length: those of 512 are in bins of 64 (``phase2/bin_size_64``).
 _WORDS = {"128": 128, "512": 288}
 #: BERT with its vocabulary padded to a multiple of 8.
-_PRETRAINED, _FINE_TUNED = "bert-large(vocab=30528, masked=0.15)", "bert-large(vocab=30528, head=answers)"
+PRETRAINED, FINE_TUNED = "bert-large(vocab=30528, masked=0.15)", "bert-large(vocab=30528, head=answers)"
 _WORDS_OF_FINE_TUNING = 384
 
 
@@ -129,7 +129,7 @@ def _bert(record: Record) -> tuple[str, int, dict[str, Any]]:
         "precision": None,
         "optimizer": "master-adamw" if place else "fused-adamw",
     }
-    return _PRETRAINED if length else _FINE_TUNED, batch, options
+    return PRETRAINED if length else FINE_TUNED, batch, options
 
 
 def _pair(name: str, row: str, place: int) -> int | None:
