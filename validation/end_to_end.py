@@ -66,7 +66,7 @@ def predicted(
         yield from map(_predicted, asked)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_predicted, asked, chunksize=4)
+        yield from pool.map(_predicted, asked)
 
 
 def _predicted(asked: tuple[str, str, Row, Prediction | None]) -> Predicted | Refused:

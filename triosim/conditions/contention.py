@@ -34,6 +34,8 @@ _MOST_IN_A_NODE, _MOST_BETWEEN_NODES, _IN_SWITCH = 24, 16, 16
 _NVLINK = 25e9  # bytes per second of one in a direction
 #: Each byte that passes a GPU is written to its memory, and read.
 _PASSES = 2.0
+#: The most that a transfer takes of a GPU's multiprocessors, and of its memory: assumed, and reached on small boards alone.
+_MOST = 0.5
 #: The kinds of operators that wait for multiprocessors, not for memory.
 _COMPUTE_BOUND: frozenset[Kind] = frozenset({"product", "convolution", "attention", "recurrent"})
 
@@ -83,7 +85,7 @@ class Contention:
         if gpu is None or topology is None or kind in _WITHOUT or len(ranks) < 2:
             return Slowdown()
         channels, rate = _resources(kind, ranks, gpu, topology)
-        processors, memory = min(channels / gpu.sms, 0.5), min(_PASSES * rate / gpu.bandwidth, 0.5)
+        processors, memory = min(channels / gpu.sms, _MOST), min(_PASSES * rate / gpu.bandwidth, _MOST)
         waiting = processors + self._memory_bound * max(0.0, memory - processors)
         return Slowdown(1.0 / (1.0 - waiting), 1.0 + self._memory_bound * memory)
 
