@@ -53,13 +53,14 @@ _NARROWED: Mapping[str, str] = {
     EXPERTS: "one step of a mixture of experts of this framework on one such node, profiled",
 }
 
-#: The expected error of what launches cost: the same framework on another processor.
+#: What no measurement of an operator or a transfer tells, fitted to published steps: ``python -m validation.steps.spread``. The
+#: expected error of what launches cost the host: the same framework on another processor.
 LAUNCH_ERROR = 0.25
 #: The expected error of how much longer computation takes beside communication.
 SLOWDOWN_ERROR = 0.2
 #: The part of a step by which machines and frameworks are expected to make it longer than its operators and transfers.
 STEP_ERROR = 0.14
-#: The expected error of a step with experts, whose kernels and exchanges differ between releases of a framework.
+#: The expected error of a step with experts, as a part of it: kernels and exchanges differ between releases of a framework.
 EXPERTS_ERROR = 0.25
 #: The error of an operator whose model cannot say it.
 ASSUMED_ERROR = 0.3

@@ -29,7 +29,8 @@ Form = Literal["shipped", "roofline", "line", "trees"]
 
 #: Sizes that differ by less than this are the same.
 _SAME = 0.01
-#: The expected error of an operator in a step that was measured with these shapes, by itself or in another step.
+#: The expected error of an operator in a step that was measured with these shapes, by itself or in another step. Assumed: the
+#: noise of one row of a table is 1.5 to 4.3% (docs/calibration.md, *The noise floor*).
 MEASURED_ERROR = 0.05
 _FORM_NAMES = {"shipped": "the model that ships", "roofline": "the roofline", "line": "a line", "trees": "trees"}
 
