@@ -32,7 +32,7 @@ CONSTANTS: Mapping[str, float] = {
 }
 TRIED: Mapping[str, Sequence[float]] = {
     uncertainty.LAUNCHES: (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5),
-    uncertainty.BESIDE: (0.1, 0.2, 0.3, 0.4, 0.6),
+    uncertainty.BESIDE: (0.05, 0.1, 0.2, 0.3, 0.4, 0.6),
     uncertainty.STEP: tuple(0.01 * percent for percent in range(4, 21)),
     uncertainty.EXPERTS: (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4),
 }
