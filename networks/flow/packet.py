@@ -258,9 +258,7 @@ class PacketNetwork(
         """Send bytes and call back on delivery. ``latency`` replaces the route's; they count ``stretch`` times on its links."""
         if self._uncontended.running is not None:
             self._uncontended.simulate_flows()
-        path = self._paths.get((source, destination))
-        if path is None:
-            path = self._path(source, destination)
+        path = self._path(source, destination)
         now = self.env.now
         at = now + (path.latency if latency is None else latency)
         self._sent += 1
@@ -289,6 +287,9 @@ class PacketNetwork(
         self._share_later()
 
     def _path(self, source: NodeRef, destination: NodeRef) -> Path:
+        known = self._paths.get((source, destination))
+        if known is not None:
+            return known
         names = self.topology.node(source), self.topology.node(destination)
         if names not in self._paths:
             route = (self.topology.route if self._classes is None else self._classes.route)(*names)

@@ -21,6 +21,7 @@ from triosim.errors import OptionError, TraceError, nearest
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.plan import plan as extrapolate
+from triosim.garbage_collector import without_collecting
 from triosim.memory.extrapolated_memory import memory_of_run
 from triosim.memory.world_memory import WorldMemory
 from triosim.networks.base import Network
@@ -54,6 +55,7 @@ class PlannedRun:
 
 
 @with_own_models
+@without_collecting()
 def plan(priced: PricedSubject, config: RunConfig, system: System | None = None) -> PlannedRun:
     """Return the plan of a run, on another system than its configuration's where one is given.
 
