@@ -57,6 +57,17 @@ def test_a_study_is_shown_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixt
     assert first == again == shown
 
 
+def test_an_objective_that_no_point_reaches_has_no_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, study = tmp_path / "search.json", str(tmp_path / "study.db")
+    arguments = [MODEL, *SPACE, "--objective", "fewest-gpus=1e15", "--study", study]
+    assert run(["search", *arguments, "-o", str(path)]) == 0
+    assert "no point reaches what the objective asks for" in capsys.readouterr().out
+    found = json.loads(path.read_text())
+    assert (found["simulated"], found["best"], found["top"], found["certificate"]) == (4, None, [], "none")
+    assert run(["search", "--show", study, "--objective", "fewest-gpus=1e15"]) == 0
+    assert "interrupted" not in capsys.readouterr().out
+
+
 def test_the_first_is_likely_to_be_faster_than_the_second(tmp_path: Path) -> None:
     path = tmp_path / "search.json"
     assert run(["search", MODEL, *SPACE, "--quiet", "-o", str(path), "--jobs", "2"]) == 0

@@ -103,6 +103,12 @@ def test_the_front_is_what_nothing_dominates() -> None:
     assert ranked[: len(objectives.front(points))] == objectives.front(points)
 
 
+def test_what_does_not_reach_what_is_asked_is_no_answer() -> None:
+    objectives = Objectives.read("fewest-gpus=60000")
+    enough, more, less = step("8"), step("16", gpus=16), step("4", gpus=4, tokens_per_s=50000.0)
+    assert [one.key for one in objectives.ranked([more, less, enough])] == ["8", "16"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

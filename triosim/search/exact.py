@@ -53,13 +53,13 @@ class Searched:
 
     @property
     def best(self) -> Outcome | None:
-        """The best point; None where none was simulated."""
+        """The best point; None where none was simulated, or none reaches what is asked for."""
         return self.ranked[0] if self.ranked else None
 
     @property
     def is_complete(self) -> bool:
         """Whether every point was weighed, and every one that may be among the best was simulated."""
-        if len(self.outcomes) < len(self.validity.valid) or self.best is None:
+        if len(self.outcomes) < len(self.validity.valid):
             return False
         left = [self.objectives.bounds(one) for one in self.outcomes.values() if one.state == "excluded"]
         front = [self.objectives.scores(one) for one in self.objectives.front(self.outcomes.values())]

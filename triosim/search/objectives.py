@@ -121,9 +121,10 @@ class Objectives:
         return sorted(every, key=lambda outcome: outcome.key not in first)
 
     def _scored(self, outcomes: Iterable[Outcome]) -> list[tuple[Scores, Outcome]]:
-        """Return the simulated points in the order of their scores; of equal ones, the fastest first."""
+        """Return the simulated points that reach what is asked by their scores; of equal ones, the fastest first."""
         scored = [(self.scores(one), one) for one in outcomes if one.figures is not None]
-        return sorted(scored, key=lambda pair: (pair[0], pair[1].figures and pair[1].figures.step_time_s, pair[1].key))
+        reached = [(scores, one) for scores, one in scored if math.inf not in scores]
+        return sorted(reached, key=lambda pair: (pair[0], pair[1].figures and pair[1].figures.step_time_s, pair[1].key))
 
 
 def _read(text: str) -> Objective:

@@ -106,5 +106,7 @@ def _change(one: Neighbour) -> str:
 def _notes(found: Searched) -> Iterator[str]:
     if found.interrupted:
         yield "the search was interrupted: there may be better points"
+    elif found.best is None and found.count("simulated"):
+        yield "no point reaches what the objective asks for"
     reasons = dict.fromkeys(one.reason for one in found.outcomes.values() if one.state == "refused")
     yield from (f"refused: {reason}" for reason in list(reasons)[:3])
