@@ -130,3 +130,17 @@ def test_megatron_clamps_gates_and_adds_biases_of_experts_operator_by_operator_b
     once = {"clamp": 2, "le": 2, "ge": 1, "logical_and_": 1, "where": 2}
     assert {name: found[f"aten::{name}"] for name in once} == {name: 2 * count for name, count in once.items()}
     assert "aten::clamp" not in more(stack="te-fp8", dtype="bf16")
+
+
+def test_deepseeks_router_multiplies_in_tf32_where_kernels_are_fused() -> None:
+    """In all three products of a layer with experts; rotary embeddings of queries and of the shared key are a kernel each."""
+
+    def step(kernels: str) -> Trace:
+        return triosim.describe(
+            "deepseek-v3", layers=4, batch=1, sequence=64, dtype="bf16", optimizer="none", kernels=kernels
+        )
+
+    fused, eager = step("fused"), step("eager")
+    in_tf32 = [[one.name for one in trace.operators if one.attributes.get("allow_tf32")] for trace in (fused, eager)]
+    assert in_tf32 == [["aten::mm"] * 3, []]
+    assert names(fused).count("fused::rotary_embedding") == 2 * 4

@@ -79,7 +79,7 @@ def launch_of(stack: str) -> Constant:
         "eager": ("timm", "mpt", "one-gpu", "torchsim-sharded"),
         "compiled": ("torchtitan", "published"),
         "megatron": ("automodel", "megatron-bridge", "megatron-lm", "fp32-one-node", "megatron-selective"),
-        "te-fp8": ("megatron-bridge", "nemo", "published"),
+        "te-fp8": ("megatron-bridge", "nemo"),
         "deepspeed": ("megatron-one-node", "bigscience"),
     }[stack]
 
@@ -105,7 +105,7 @@ def _model_of_table(table: str, row: Row) -> str:
 def _is_small(kind: Format, row: Row) -> bool:
     """Whether a row's kernels may be shorter than their launches; of an image model nothing is known.
 
-    Interleaved pipelines, which take minutes, are left out.
+    Pipelines, whose steps take minutes to predict, are left out.
     """
     command = kind.command(row)
     if not isinstance(command, Command):
@@ -116,7 +116,7 @@ def _is_small(kind: Format, row: Row) -> bool:
     def option(name: str, default: int) -> int:
         return int(said[said.index(name) + 1]) if name in said else default
 
-    if "interleaved" in said:
+    if "--schedule" in said:
         return False
     axes = dict(re.findall(r"(\w+)=(\d+)", said[said.index("--parallel") + 1] if "--parallel" in said else ""))
     samples = option("--micro-batch-size", option("--batch-size", 1))

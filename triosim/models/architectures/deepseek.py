@@ -11,6 +11,7 @@ from typing import ClassVar
 from triosim.models.architectures.llama import Angles, Llama, gated_mlp, rotary_angles
 from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, mul, sub
+from triosim.models.operators.fused import rotary_embedding
 from triosim.models.operators.moe import mixture, sigmoid_router
 from triosim.models.operators.products import linear
 from triosim.models.operators.tape import Value, module
@@ -53,12 +54,14 @@ class DeepSeek(Llama):
         if number < self.dense_layers:
             return gated_mlp(x, self.feed_forward, fused=choices.fused())
         flat = reshape(x, (-1, self.hidden))
-        routed = sigmoid_router(flat, self.experts, self.experts_per_token, self.groups, self.groups_per_token)
-        found = mixture(x, routed, (self.experts, self.expert_width), fused=choices.fused())
+        fused = choices.fused()
+        groups = self.groups, self.groups_per_token
+        routed = sigmoid_router(flat, self.experts, self.experts_per_token, *groups, fused=fused)
+        found = mixture(x, routed, (self.experts, self.expert_width), fused=fused)
         if not self.shared_experts:
             return found
         with x.tape.at("shared_experts"):
-            return add(found, gated_mlp(x, self.expert_width * self.shared_experts, fused=choices.fused()))
+            return add(found, gated_mlp(x, self.expert_width * self.shared_experts, fused=fused))
 
     def _attention(self, x: Value, angles: Angles, choices: ChoiceReader) -> Value:
         """Multi-head latent attention: projections of latent vectors; all heads share one rotary key."""
@@ -77,7 +80,8 @@ class DeepSeek(Llama):
         latent = module("kv_a_layernorm", norm, latent)
         latent = view(latent, (batch, 1, length, self.kv_rank))
         shared = view(shared, (batch, 1, length, self.rope_dim))
-        moving, shared = _rotary_embedding(moving, angles), _rotary_embedding(shared, angles)
+        rotate = _rotated_by_one_kernel if choices.fused() else _rotary_embedding
+        moving, shared = rotate(moving, angles), rotate(shared, angles)
         query = cat((still, moving), -1)
         both = module("kv_b_proj", linear, latent, self.heads * (self.nope_dim + self.value_dim), bias=False)
         both = transpose(view(both, (batch, length, self.heads, self.nope_dim + self.value_dim)), 1, 2)
@@ -95,3 +99,8 @@ def _rotary_embedding(x: Value, angles: Angles) -> Value:
     one = sub(mul(first, cosines), mul(second, sines))
     other = add(mul(second, cosines), mul(first, sines))
     return cat((one, other), -1)
+
+
+def _rotated_by_one_kernel(x: Value, angles: Angles) -> Value:
+    """The same by one kernel."""
+    return rotary_embedding(x, (unsqueeze(angles[0], 1), unsqueeze(angles[1], 1)))

@@ -39,12 +39,17 @@ def softmax_router(x: Value, experts: int, chosen: int) -> tuple[Value, Value]:
         return div(weights, total(weights, [-1], keepdim=True)), indices
 
 
-def sigmoid_router(x: Value, experts: int, chosen: int, groups: int, kept: int) -> tuple[Value, Value]:
-    """DeepSeek-V3's router: the best experts of the ``kept`` best groups, with a bias that balances their loads."""
+def sigmoid_router(
+    x: Value, experts: int, chosen: int, groups: int, kept: int, *, fused: bool = False
+) -> tuple[Value, Value]:
+    """DeepSeek-V3's router: the best experts of the ``kept`` best groups, with a bias that balances their loads.
+
+    Its product is in fp32; where kernels are ``fused``, by tensor cores, as Transformer Engine multiplies (in TF32).
+    """
     tape = x.tape
     with tape.at("gate"):
         weight = tape.parameter("weight", (experts, x.shape[-1]))
-        scores = sigmoid(mm(to(x, "float32"), t(to(weight, "float32"))))
+        scores = sigmoid(mm(to(x, "float32"), t(to(weight, "float32")), tf32=fused))
         balance = tape.new((experts,), "float32", category="buffer")
         # What follows chooses, and has no gradient: ``scores`` are detached.
         ranked = elementwise("add", scores.alias(), balance)

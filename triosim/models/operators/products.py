@@ -26,27 +26,27 @@ def lower_precision(x: Value) -> Value:
     return found
 
 
-def _product(name: str, a: Value, b: Value, *added: Value) -> Value:
-    """Record a product; what is ``added`` stands before the factors. In fp32 it may compute in TF32, where the step says so."""
-    tf32 = {"allow_tf32": True} if a.tape.products == "tf32" and a.dtype == "float32" else {}
-    return a.tape.result(name, (*added, a, b), (*a.shape[:-1], b.shape[-1]), a.dtype, **tf32)
+def _product(name: str, a: Value, b: Value, *added: Value, tf32: bool = False) -> Value:
+    """Record a product; what is ``added`` stands before the factors. Of fp32 it is in TF32 where it or the step says so."""
+    attributes = {"allow_tf32": True} if (tf32 or a.tape.products == "tf32") and a.dtype == "float32" else {}
+    return a.tape.result(name, (*added, a, b), (*a.shape[:-1], b.shape[-1]), a.dtype, **attributes)
 
 
-def _by_second(g: Value, a: Value, b: Value) -> Value:
+def _by_second(g: Value, a: Value, b: Value, *, tf32: bool = False) -> Value:
     """The gradient of the second factor, in its layout: a transposed weight gets a transposed gradient."""
     if b.strides[0] == 1 and b.strides[1] == b.shape[0]:
-        return t(_product("mm", t(g), a))
-    return _product("mm", t(a), g)
+        return t(_product("mm", t(g), a, tf32=tf32))
+    return _product("mm", t(a), g, tf32=tf32)
 
 
-def mm(a: Value, b: Value) -> Value:
-    """(m, k) by (k, n)."""
+def mm(a: Value, b: Value, *, tf32: bool = False) -> Value:
+    """(m, k) by (k, n); ``tf32``: in TF32 where it is in fp32."""
     a, b = lower_precision(a), lower_precision(b)
-    out = _product("mm", a, b)
+    out = _product("mm", a, b, tf32=tf32)
 
     def backward(g: Value) -> tuple[Value | None, Value | None]:
-        second = _by_second(g, a, b) if b.node else None
-        return _product("mm", g, t(b)) if a.node else None, second
+        second = _by_second(g, a, b, tf32=tf32) if b.node else None
+        return _product("mm", g, t(b), tf32=tf32) if a.node else None, second
 
     return a.tape.differentiate((out,), (a, b), backward)
 
