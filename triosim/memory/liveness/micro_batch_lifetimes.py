@@ -27,7 +27,7 @@ from triosim.trace import Category, Operator, Storage, Tensor, Trace
 class MicroBatchLifetime:
     """Memory that a micro-batch takes: from operator ``born`` to operator ``last``, counted over all passes.
 
-    ``storage`` is None for a buffer. ``clocks`` are its birth and death in the capture, where it has them. What outlives the
+    ``storage`` is None for a buffer. Clocks are those of birth and death in the capture, where it has them. What outlives the
     micro-batch, such as a complete gradient, the rank keeps under the key ``kept_as``, with ``kept_bytes``.
     """
 
@@ -42,7 +42,8 @@ class MicroBatchLifetime:
     last: int = field(init=False)
     gathered: bool = False
     recomputed: bool = False
-    clocks: list[int | None] = field(default_factory=lambda: [None, None])
+    birth_clock: int | None = None
+    death_clock: int | None = None
     kept_as: Hashable | None = None
     kept_bytes: float = 0.0
 
@@ -187,6 +188,8 @@ class MicroBatchLiveness:
     ) -> None:
         self._storages = storages
         self._receives = receives
+        captured = storages.captured
+        self._is_captured = bool(captured.hidden or captured.freed or storages.kept_until)
         self._ready: dict[int, list[tuple[Gradient, float]]] = {}
         for gradient, nbytes in gradients:
             self._ready.setdefault(gradient.ready, []).append((gradient, nbytes))
@@ -260,9 +263,11 @@ class MicroBatchLiveness:
                 lifetime.nbytes = max(lifetime.nbytes, self._storages.captured.scale(storage, nbytes))
             lifetime.last = position
             self._seen[tensor.id] = _TensorMemory(self._generations[storage], nbytes, {nbytes: lifetime})
-        self._capture(operator, position)
-        for gradient, kept in self._ready.get(operator.id, ()):
-            self._complete(gradient, kept, operator, position)
+        if self._is_captured:
+            self._capture(operator, position)
+        if operator.id in self._ready:
+            for gradient, kept in self._ready[operator.id]:
+                self._complete(gradient, kept, operator, position)
 
     def _make(self, tensor: Tensor, nbytes: int, operator: Operator, position: int) -> MicroBatchLifetime:
         storage, captured = tensor.storage, self._storages.captured
@@ -271,7 +276,7 @@ class MicroBatchLiveness:
         self._generations[storage] = self._generations.get(storage, 0) + 1
         found = captured.storages.get(storage)
         if found is not None:
-            lifetime.clocks[0] = found.born
+            lifetime.birth_clock = found.born
         return lifetime
 
     def _new(self, tensor: Tensor, nbytes: float, operator: Operator, position: int) -> MicroBatchLifetime:
@@ -334,7 +339,7 @@ class MicroBatchLiveness:
             size = one.nbytes * scale
             what = one.category, one.layer, one.shape, one.dtype, one.stream
             lifetime = MicroBatchLifetime(size, *what, position, one.id)
-            lifetime.clocks[0] = one.born
+            lifetime.birth_clock = one.born
             self._current[one.id] = self._add(lifetime)
         for storage in self._storages.kept_until.get(operator.id, ()):
             if storage in self._current:
@@ -343,7 +348,7 @@ class MicroBatchLiveness:
             freed = self._current.get(one.id)
             if freed is not None and position >= freed.last:
                 freed.last = position
-                freed.clocks[1] = one.died
+                freed.death_clock = one.died
 
     def _complete(self, gradient: Gradient, nbytes: float, operator: Operator, position: int) -> None:
         """Note that a gradient is complete for this micro-batch, and goes to what the rank keeps."""
@@ -367,24 +372,39 @@ class MicroBatchLiveness:
             if left is not None and left.kept_as is None:
                 left.last, left.kept_as, left.kept_bytes = positions - 1, ("left", storage), left.nbytes
         ends = sorted([*self._offsets.values(), positions])
-        entries = []
-        for number, lifetime in enumerate(self._items):
+        for lifetime in self._items:
             lifetime.born, lifetime.last = min(lifetime.born, positions - 1), min(lifetime.last, positions - 1)
             lifetime.category = self._category(lifetime, ends)
-            entries.append((lifetime.born, *_order(lifetime.clocks[0], 0), number, True))
-            entries.append((lifetime.last, *_order(lifetime.clocks[1], 2), number, False))
-        entries.sort(key=lambda entry: entry[:3])
-        changes = [LifetimeChange(number, birth, position) for position, _, _, number, birth in entries]
+        numbers, births, places = self._in_order()
+        changes = list(map(LifetimeChange, numbers.tolist(), births.tolist(), places.tolist()))
+        sizes = np.array([whole_blocks(one.nbytes) for one in self._items], np.int64)[numbers]
+        columns = np.array([COLUMN[one.category] for one in self._items], np.int64)[numbers]
         change = np.zeros((len(changes) + 1, len(MEMORY_CATEGORIES)), np.int64)
-        for row, one in enumerate(changes, 1):
-            lifetime = self._items[one.number]
-            change[row, COLUMN[lifetime.category]] = whole_blocks(lifetime.nbytes) * (1 if one.birth else -1)
-        starts = np.searchsorted([one.position for one in changes], np.arange(positions + 1))
+        change[np.arange(1, len(change)), columns] = np.where(births, sizes, -sizes)
+        starts = np.searchsorted(places, np.arange(positions + 1))
         found = np.cumsum(change, axis=0)
-        kept = [i for i, one in enumerate(changes) if not one.birth and self._items[one.number].kept_as is not None]
+        kept = np.array([one.kept_as is not None for one in self._items], bool)[numbers] & ~births
         return MicroBatchLifetimes(
-            self._items, changes, self._offsets, starts, found, found.sum(axis=1), kept, self._layers
+            self._items,
+            changes,
+            self._offsets,
+            starts,
+            found,
+            found.sum(axis=1),
+            np.flatnonzero(kept).tolist(),
+            self._layers,
         )
+
+    def _in_order(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """Return the changes in order: the number of the lifetime, whether it is born, the position of the operator."""
+        keys = [
+            key
+            for one in self._items
+            for key in ((one.born, *_order(one.birth_clock, 0)), (one.last, *_order(one.death_clock, 2)))
+        ]
+        places, order, clocks = np.array(keys, np.int64).reshape(len(keys), 3).T
+        by = np.lexsort((clocks, order, places))  # equal ones as they are: a birth first
+        return by // 2, by % 2 == 0, places[by]
 
     def _category(self, lifetime: MicroBatchLifetime, ends: list[int]) -> Category:
         """Return the category: activations are read by a later pass; what dies in the pass that made it is temporary."""
