@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from triosim.errors import TraceError
 from validation.steps.errors import Predicted
@@ -11,11 +11,12 @@ from validation.steps.rows import Prediction, Row
 
 COLUMNS = ("table", "row", "quantity", "unit", "measured", "predicted", "error_percent", "low", "high")
 
+RowKey = tuple[str, str, str]  # the table, the row's label and its quantity
 #: What was predicted of a table's row and quantity.
-Known = Mapping[tuple[str, str, str], Prediction]
+Known = Mapping[RowKey, Prediction]
 
 
-def key(table: str, row: Row) -> tuple[str, str, str]:
+def key(table: str, row: Row) -> RowKey:
     """Return what a prediction is known by; rows of the same columns are predicted alike."""
     return table, row.label, row.quantity
 
@@ -29,18 +30,27 @@ def line(one: Predicted) -> tuple[str, ...]:
 
 def read(paths: Sequence[str]) -> Known:
     """Return what files of such lines have. Raises ``TraceError`` for a file that is none."""
-    found: dict[tuple[str, str, str], Prediction] = {}
+    found: dict[RowKey, Prediction] = {}
     for path in paths:
-        try:
-            with open(path, encoding="utf-8", newline="") as file:
-                lines = csv.DictReader(file)
-                if tuple(lines.fieldnames or ()) != COLUMNS:
-                    raise TraceError(
-                        "not what --format csv prints", where=path, fix=f"its header is {','.join(COLUMNS)}"
-                    )
-                for one in lines:
-                    ends = (float(one[end]) if one[end] else None for end in ("low", "high"))
-                    found[one["table"], one["row"], one["quantity"]] = Prediction(float(one["predicted"]), *ends)
-        except (OSError, ValueError, TypeError) as error:
-            raise TraceError(f"cannot be read: {error}", where=path, fix="give what --format csv printed") from None
+        for key, one in _lines(path):
+            ends = (float(one[end]) if one[end] else None for end in ("low", "high"))
+            found[key] = Prediction(float(one["predicted"]), *ends)
     return found
+
+
+def errors(path: str) -> dict[RowKey, float]:
+    """Return the relative error of each line of a file. Raises ``TraceError`` for a file that is none."""
+    return {key: float(one["error_percent"]) / 100 for key, one in _lines(path)}
+
+
+def _lines(path: str) -> Iterator[tuple[RowKey, dict[str, str]]]:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            lines = csv.DictReader(file)
+            if tuple(lines.fieldnames or ()) != COLUMNS:
+                raise TraceError("not what --format csv prints", where=path, fix=f"its header is {','.join(COLUMNS)}")
+            for one in lines:
+                float(one["predicted"])
+                yield (one["table"], one["row"], one["quantity"]), one
+    except (OSError, ValueError, TypeError) as error:
+        raise TraceError(f"cannot be read: {error}", where=path, fix="give what --format csv printed") from None
