@@ -253,13 +253,22 @@ def test_a_batch_of_bert_is_accumulated_and_kept_in_half_precision(tmp_path: Pat
     )
 
 
+def test_a_batch_of_bart_is_the_second_of_a_pair_in_half_precision(tmp_path: Path) -> None:
+    """320 samples on eight GPUs at 390 a second."""
+    batches = '"GPUs=8 | Batch size / GPU (TF32, BF16)=24, 40 | Throughput - TF32=243.03"'
+    line = f"PyTorch/LanguageModeling/BART,8x A100 80GB,8.0,x,{{}},T,{{}},{batches}"
+    half, single = (row(tmp_path, EXAMPLES, line.format(*said)) for said in (("mixed/FP16", 390), ("TF32", 243)))
+    assert (half.measured, single.measured) == pytest.approx((320 / 390, 192 / 243))
+    assert half.case.arguments[0] == "bart-large"
+
+
 def test_other_frameworks_are_out_of_scope_and_other_networks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OutOfScope, match="'MxNet' is not PyTorch"):
         row(tmp_path, EXAMPLES, "MxNet/RN50,8x A100 80GB,8,,FP32,T,1,x")
     with pytest.raises(OutOfScope, match="DLRM"):
         row(tmp_path, EXAMPLES, "PyTorch/Recommendation/DLRM,8x A100 80GB,8,,FP32,T,1,x")
     with pytest.raises(OptionError, match="is not described"):
-        row(tmp_path, EXAMPLES, "PyTorch/LanguageModeling/BART,8x A100 80GB,8,,FP32,T,1,x")
+        row(tmp_path, EXAMPLES, "PyTorch/LanguageModeling/GNMT,8x A100 80GB,8,,FP32,T,1,x")
 
 
 def test_rows_out_of_scope_are_told_and_the_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

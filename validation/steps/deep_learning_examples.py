@@ -1,13 +1,14 @@
-"""Training steps of NVIDIA's DeepLearningExamples on A100s and V100s under PyTorch: image models, BERT and the Transformer.
+"""Training steps of NVIDIA's DeepLearningExamples on A100s and V100s under PyTorch: images, BERT, BART and the Transformer.
 
 A step's time follows from samples or words a second. What a row leaves open is in the examples' scripts: images a GPU, with
 their channels last in mixed precision; LAMB, whose time is taken as that of Adam; 384 words of fine-tuned BERTs;
-sentences of 32 words for translation, about the mean of WMT'14 in pieces of words. BERTs in fp16 are kept in it, with an
-optimizer on fp32 copies (``--allreduce_post_accumulation_fp16``; apex's O2 for fine-tuning), and predict masked words alone.
-Their pretraining reads ``phase1/unbinned`` and ``phase2/bin_size_64``: samples of 128 words are padded to it, those of 512,
-half of which Wikipedia fills (Krell et al. 2021, arXiv 2107.02027), to the end of their bin of 64. Mixed precision of others
-is autocast to fp16. Attention is its products: the measurements are of before FlashAttention. Other frameworks than PyTorch,
-and what is neither a plain transformer nor a plain convolutional network, are out of scope.
+sentences of 32 words for translation, about the mean of WMT'14 in pieces of words; articles of CNN of about 800 pieces and
+summaries of about 100 for BART (See et al. 2017: 781 and 56 words), as many FLOPs as 400 of both. BERTs in fp16 are kept in
+it, with an optimizer on fp32 copies (``--allreduce_post_accumulation_fp16``; apex's O2 for fine-tuning), and predict masked
+words alone. Their pretraining reads ``phase1/unbinned`` and ``phase2/bin_size_64``: samples of 128 words are padded to it,
+those of 512, half of which Wikipedia fills (Krell et al. 2021, arXiv 2107.02027), to the end of their bin of 64. Mixed
+precision of others is autocast to fp16. Attention is its products: the measurements are of before FlashAttention. Other
+frameworks than PyTorch, and what is neither a plain transformer nor a plain convolutional network, are out of scope.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ _WORDS = {"128": 128, "512": 288}
 #: BERT with its vocabulary padded to a multiple of 8.
 PRETRAINED, FINE_TUNED = "bert-large(vocab=30528, masked=0.15)", "bert-large(vocab=30528, head=answers)"
 _WORDS_OF_FINE_TUNING = 384
+_WORDS_OF_SUMMARY = 400
 
 
 class DeepLearningExamples(CommandFormat):
@@ -67,7 +69,7 @@ class DeepLearningExamples(CommandFormat):
         if any(part in path for part in _OTHER):
             raise OutOfScope(f"'{path}' is no plain transformer or convolutional network", where=record.where)
         gpu, count, precision = _gpu(record), record.whole("gpus"), record.text("precision")
-        read = {"BERT": _bert, "Transformer": _translation}.get(path.rpartition("/")[2])
+        read = {"BERT": _bert, "BART": _summary, "Transformer": _translation}.get(path.rpartition("/")[2])
         model, samples, options = _images(record, gpu, path) if read is None else read(record)
         parts = options.get("micro_batches") or 1
         command = Command.of(
@@ -110,6 +112,15 @@ def _translation(record: Record) -> tuple[str, int, dict[str, Any]]:
     words = int(said[2] if said[2] and record.text("precision") != "mixed/FP16" else said[1])
     options = {"seq": _WORDS_OF_SENTENCE, "optimizer": "fused-adamw"}
     return "transformer-big", words // _WORDS_OF_SENTENCE, options
+
+
+def _summary(record: Record) -> tuple[str, int, dict[str, Any]]:
+    """Return the model, samples and options; the first number of a pair is that of TF32."""
+    said = re.search(r"Batch size / GPU[^=|]*=(\d+), (\d+)", record.text("row"))
+    record.check(said is not None, "no 'Batch size / GPU'", "give both of a pair")
+    assert said is not None
+    samples = int(said[2 if record.text("precision") == "mixed/FP16" else 1])
+    return "bart-large", samples, {"seq": _WORDS_OF_SUMMARY, "optimizer": "fused-adamw"}
 
 
 def _bert(record: Record) -> tuple[str, int, dict[str, Any]]:
