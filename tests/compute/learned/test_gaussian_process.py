@@ -10,7 +10,7 @@ from triosim.compute.learned.gaussian_process import TERMS, Covariance, Gaussian
 
 def points(*calls: tuple[float, str, str]) -> Points:
     """Calls of one feature, on a GPU with some units."""
-    labels = [(gpu, "any", units, "forward", f"{gpu} {feature}") for feature, gpu, units in calls]
+    labels = [(gpu, "any", units, "forward", f"{gpu} {feature}", "aligned") for feature, gpu, units in calls]
     return Points(np.array([[feature] for feature, _, _ in calls]), np.array(labels))
 
 
@@ -36,7 +36,7 @@ def test_terms_of_one_call_fall_as_materns_covariance_of_three_halves() -> None:
 
 def test_a_gpu_without_calls_has_what_its_units_have_in_common() -> None:
     measured = points((1.0, "V100", "cores"), (1.0, "T4", "cores"), (1.0, "P4", "none"))
-    near, far = process(measured, [0.4, 0.4, -0.9], direction=0.0, architecture_direction=0.0).predict(
+    near, far = process(measured, [0.4, 0.4, -0.9], direction=0.0, architecture_direction_alignment=0.0).predict(
         points((1.0, "H100", "cores"), (1.0, "H100", "other"))
     )
     assert 0.2 < near < 0.4

@@ -32,6 +32,8 @@ _PACKED = 2.1
 _SHARE, _CONVERSION_SHARE = 0.85, 0.5
 #: The fewest steps along the inner side that a part of a product that is split there has.
 _LEAST_SPLIT = 512.0
+#: The most channels of an image, for which there are kernels of their own.
+_OF_AN_IMAGE = 4
 #: The least ratio of the data's pixels to those that the result's, with the stride, would need.
 _LEAST_RATIO = 0.01
 
@@ -88,6 +90,7 @@ def convolution_points(calls: FamilyCalls, gpu: Gpu, measured: str = "") -> tupl
         labels[chosen, 3] = direction
     sizes = np.stack([calls[name] for name in Geometry._fields], axis=1).astype(np.int64).astype(str)
     labels[:, 4] = [" ".join(row) for row in np.hstack([labels[:, 3:4], sizes])]
+    labels[:, 5] = np.where(_aligned(calls), "aligned", "odd")
     return Points(features, labels), roofline
 
 
@@ -107,6 +110,13 @@ def _sides(calls: FamilyCalls) -> _Sides:
 def _directions(calls: FamilyCalls) -> list[Mask]:
     assert calls.kinds is not None, "convolutions have a direction"
     return [np.char.startswith(calls.kinds, name) for name in ("forward", "data", "weight")]
+
+
+def _aligned(calls: FamilyCalls) -> Mask:
+    """Return which calls have channels in multiples of 8 (of TF32, of 4), or the few of an image: kernels differ for others."""
+    into, out_of, whole = calls["in_channels"], calls["out_channels"], 4 if calls.dtype == "tf32" else 8
+    found: Mask = ((into % whole == 0) | (into <= _OF_AN_IMAGE)) & (out_of % whole == 0)
+    return found
 
 
 def _conversions(calls: FamilyCalls, sides: _Sides, gpu: Gpu) -> Array:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from triosim.compute.compute_model import Array, Mask, Rows
 
-LABELS: Final = ("gpu", "architecture", "units", "direction", "call")
+LABELS: Final = ("gpu", "architecture", "units", "direction", "call", "alignment")
 #: A file stores features in these parts of one; ``rounded`` is what a fit sees.
 _PARTS_OF_ONE: Final = 128.0
 
@@ -33,8 +33,8 @@ class Term(NamedTuple):
 
 TERMS: Final = (
     *(Term(("gpu",), False), Term(("direction",), False), Term(("units", "call"), False)),
-    *(Term(("units",), True), Term(("units", "direction"), True)),
-    *(Term(("architecture", "direction"), True), Term(("gpu", "direction"), True)),
+    *(Term(("units",), True), Term(("units", "alignment"), True), Term(("units", "direction"), True)),
+    *(Term(("architecture", "direction", "alignment"), True), Term(("gpu", "direction"), True)),
 )
 
 
