@@ -99,7 +99,9 @@ def _search(name: str, space: Space, jobs: int, top: int) -> Searched:
     print(
         f"  {found.count('simulated'):,} of {fitting:,} that fit simulated ({found.count('simulated') / fitting:.1%})"
     )
-    print(f"  {seconds:.1f} s with {jobs} jobs, {_processor_seconds():.1f} s of processors in this and earlier searches")
+    print(
+        f"  {seconds:.1f} s with {jobs} jobs, {_processor_seconds():.1f} s of processors in this and earlier searches"
+    )
     print(f"  {_peak_gigabytes():.2f} GB in the largest process, gap {found.gap:.1%}")
     if found.best is not None and found.best.figures is not None:
         print(f"  best: {found.best.figures.step_time_s:.4f} s, {Point.read(found.best.key)}")

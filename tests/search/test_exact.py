@@ -153,6 +153,7 @@ def test_an_interrupted_search_has_a_gap_and_proves_nothing() -> None:
     assert found.interrupted
     assert found.count("simulated") == 1
     assert found.gap == pytest.approx((4.0 - 3.0) / 4.0)
+    assert (found.left, found.excluded_by_bound) == (2, 0)
     assert not found.is_complete
 
 

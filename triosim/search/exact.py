@@ -59,11 +59,19 @@ class Searched:
     @property
     def is_complete(self) -> bool:
         """Whether every point was weighed, and every one that may be among the best was simulated."""
-        if len(self.outcomes) < len(self.validity.valid):
-            return False
-        left = [self.objectives.bounds(one) for one in self.outcomes.values() if one.state == "excluded"]
+        return not self.left
+
+    @property
+    def left(self) -> int:
+        """How many valid points were not weighed, or may be better than the best and were not simulated."""
+        return len(self.validity.valid) - len(self.outcomes) + self.count("excluded") - self.excluded_by_bound
+
+    @cached_property
+    def excluded_by_bound(self) -> int:
+        """How many points are worse than the best by their bounds."""
+        bounds = [self.objectives.bounds(one) for one in self.outcomes.values() if one.state == "excluded"]
         front = [self.objectives.scores(one) for one in self.objectives.front(self.outcomes.values())]
-        return all(any(self.objectives.excludes(scores, bound) for scores in front) for bound in left)
+        return sum(any(self.objectives.excludes(scores, bound) for scores in front) for bound in bounds)
 
     @property
     def gap(self) -> float | None:

@@ -43,7 +43,9 @@ def _facts(found: Searched) -> Iterator[tuple[str, str]]:
     yield "out of memory", f"{found.count('out_of_memory'):,}"
     if found.count("refused"):
         yield "refused", f"{found.count('refused'):,}"
-    yield "excluded by bound", f"{found.count('excluded'):,}"
+    yield "excluded by bound", f"{found.excluded_by_bound:,}"
+    if found.left:
+        yield "left", f"{found.left:,}"
     yield "simulated", f"{found.count('simulated'):,}, in {format_time(found.seconds)}"
     if found.gap is not None:
         yield "gap", percent(found.gap)
