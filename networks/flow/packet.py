@@ -258,7 +258,7 @@ class PacketNetwork(
         """Send bytes and call back on delivery. ``latency`` replaces the route's; they count ``stretch`` times on its links."""
         if self._uncontended.running is not None:
             self._uncontended.simulate_flows()
-        path = self._path(source, destination)
+        path = self._paths.get((source, destination)) or self._path(source, destination)
         now = self.env.now
         at = now + (path.latency if latency is None else latency)
         self._sent += 1

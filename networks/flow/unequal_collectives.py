@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from triosim.networks.flow.packet import Path
     from triosim.networks.topology import NodeRef
 
-#: The least number of different sizes with which this is quicker than an event for each end.
-_LEAST_SIZES = 48
+#: The least numbers of flows, and of different sizes among them, with which this is quicker than an event for each end.
+_LEAST_FLOWS, _LEAST_SIZES = 256, 48
 #: How many exchanges are known.
 _MOST_KNOWN = 512
 
@@ -26,7 +26,7 @@ _MOST_KNOWN = 512
 def ends_one_by_one(layout: Layout) -> bool:
     """Whether the flows of a collective have so many sizes that they end one by one."""
     steady = layout.transfers
-    if not isinstance(steady, SteadyState) or len(steady.edges) < _LEAST_SIZES:
+    if not isinstance(steady, SteadyState) or len(steady.edges) < _LEAST_FLOWS:
         return False
     return len({edge.nbytes for edge in steady.edges}) >= _LEAST_SIZES
 

@@ -13,7 +13,7 @@ from triosim.networks.flow import max_min
 from triosim.networks.flow.simultaneous_flows import SimultaneousFlows
 from triosim.networks.topology import Topology
 
-RANKS = 16
+RANKS = 32
 
 
 def test_the_second_flow_has_the_link_for_itself_when_the_first_has_ended() -> None:
@@ -96,9 +96,9 @@ def slow_first_link(network: PacketNetwork) -> None:
 
 
 SYSTEMS = (
-    "dgx-h100(gpus=16)",
-    "switch(16, bandwidth=50 GB/s, latency=1 us)",
-    "torus(4x4, bandwidth=20 GB/s, latency=500 ns)",
+    "dgx-h100(gpus=32)",
+    "switch(32, bandwidth=50 GB/s, latency=1 us)",
+    "torus(8x4, bandwidth=20 GB/s, latency=500 ns)",
 )
 
 
