@@ -42,7 +42,7 @@ class MegatronBridge(CommandFormat):
         *("fsdp", "tp", "pp", "cp", "vp", "ep", "step_time_s"),
     )
     tables = ("steps/megatron_bridge.csv",)
-    sample, most_passes = 24, 400
+    sample, most_passes = 24, 250
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.15}
 
     def read(self, record: Record) -> Row:
