@@ -89,21 +89,25 @@ def test_a_host_that_is_slower_than_its_gpu_uses_up_what_it_is_ahead(lowered):
     same(found, run(False, "pp=4", "dgx-h100", 256, **options))
 
 
-class Alternating(Network):
-    """A network of which two transfers, those of one micro-batch, take twice as long as the two before."""
+def alternating(every: int) -> type[Network]:
+    """A network whose two transfers of a micro-batch take longer than those of the one before, from so many on as at first."""
 
-    def __init__(self, env: simpy.Environment, topology: Any) -> None:
-        super().__init__(env, topology)
-        self._sent = 0
+    class Alternating(Network):
+        def __init__(self, env: simpy.Environment, topology: Any) -> None:
+            super().__init__(env, topology)
+            self._sent = 0
 
-    def transfer(self, source: Any, destination: Any, nbytes: float) -> simpy.Event:
-        self._sent += 1
-        return self.env.timeout(1e-3 * (1 + self._sent // 2 % 2))
+        def transfer(self, source: Any, destination: Any, nbytes: float) -> simpy.Event:
+            self._sent += 1
+            return self.env.timeout(1e-3 * (1 + self._sent // 2 % every))
+
+    return Alternating
 
 
-@pytest.mark.parametrize("micro_batches", [63, 64])
-def test_every_second_micro_batch_may_be_alike(micro_batches):
-    options = {"network": Alternating, "schedule": "1f1b", "batch_size": micro_batches}
+@pytest.mark.parametrize(("every", "micro_batches"), [(2, 63), (2, 64), (3, 126), (3, 127), (3, 128), (5, 256)])
+def test_every_second_third_or_fifth_micro_batch_may_be_alike(every, micro_batches):
+    # Hosts draw some 20 micro-batches ahead of the GPU here, so that many are simulated before a period counts.
+    options = {"network": alternating(every), "schedule": "1f1b", "batch_size": micro_batches}
     found = simulated(True, "pp=2", "dgx-a100(gpus=8)", micro_batches, **options)
     assert found.recording is not None
     assert found.recording.is_stretched

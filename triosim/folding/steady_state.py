@@ -5,12 +5,12 @@ the same schedule with fewer periods is watched: where two periods after each ot
 computes at the same instants, every transfer arrives, starts and ends at the same instants, and every host is as far ahead of
 its GPU at the end as at the beginning, all periods between them and the cool-down would, because what happens next depends on
 nothing but what is under way. Then each figure grows with every period that was left out by what it grew by in one of the two.
-Where every second period is equal, pairs of them are taken for one. Where none are, every micro-batch is simulated.
+Where every second or every fourth period is equal, so many are taken for one. Where none are, every micro-batch is simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,14 +34,19 @@ from triosim.tasks import Handle, TaskStream
 TOLERANCE = 1e-9
 #: Periods that are simulated at least, beside those in which ranks of a pipeline are ahead of each other.
 _LEAST = 6
-#: How many periods may be equal to as many after them: those of a schedule whose sends meet are equal to every second one.
-_LENGTHS = (1, 2)
 #: Which part of the periods may be simulated to find a steady state, at first and after that failed: more saves too little.
 _MOST_AT_FIRST, _MOST = 0.75, 0.5
 
 
 class NoSteadyState(Exception):
-    """Raised where no two periods of a shortened run are equal."""
+    """Raised where no two periods of a shortened run are equal.
+
+    Where some are, of which the number left out is no multiple, ``more`` periods are to be simulated.
+    """
+
+    def __init__(self, more: int = 0) -> None:
+        super().__init__()
+        self.more = more
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +58,11 @@ class ShortPlan:
     ahead: int
 
 
-def short_plans(plan: ParallelPlan) -> Iterator[ShortPlan]:
-    """Yield plans of more and more periods, up to half of the plan's; none for a schedule that does not repeat itself."""
+def short_plans(plan: ParallelPlan) -> Generator[ShortPlan, int, None]:
+    """Yield plans of more and more periods, up to half of the plan's; none for a schedule that does not repeat itself.
+
+    A number that is sent is by how many periods the next is to be longer.
+    """
     period = period_of(plan.program.schedule)
     if period is None or plan.task_writer is not None or len(plan.lowerings) > 1 or plan.lowerings[0][0].iterations > 1:
         return
@@ -71,8 +79,9 @@ def short_plans(plan: ParallelPlan) -> Iterator[ShortPlan]:
         for lowering in lowerings:
             for index in replace(period, count=count).marks(0):
                 lowering.slots[0][index].begins_period = True
-        yield ShortPlan(replace(plan, lowerings=(lowerings,)), period.count - count, ahead)
-        count, most = _leaving_out_pairs(count + count // 2, period.count), _MOST
+        more = yield ShortPlan(replace(plan, lowerings=(lowerings,)), period.count - count, ahead)
+        count = count + more if more else _leaving_out_pairs(count + count // 2, period.count)
+        most = _MOST
 
 
 def _leaving_out_pairs(count: int, periods: int) -> int:
@@ -123,12 +132,15 @@ class WatchedEngine(Engine):
         """Run the streams, and add the periods that they leave out."""
         first = min(streams)
         recording = super().run({**streams, first: self._watched(streams[first])})
-        found = self._snapshots
-        for length in _LENGTHS:
-            for index in range(len(found) - 2 * length - 1, 0, -1):
+        found, most = self._snapshots, len(self._snapshots) - self.short.ahead
+        last = max((index for index, one in enumerate(found) if one.drawn <= most), default=0)
+        for length in range(1, (last - 1) // 2 + 1):
+            for index in range(last - 2 * length, 0, -1):
                 before, between, after = found[index : index + 2 * length + 1 : length]
-                if after.drawn <= len(found) - self.short.ahead and _equal(recording, before, between, after):
-                    times = self.short.left_out // length
+                if _equal(recording, before, between, after):
+                    times, more = divmod(self.short.left_out, length)
+                    if more:
+                        raise NoSteadyState(more)
                     self.repeated = RepeatedNetwork(self.network, before, between, times)
                     return _extended(recording, before, between, times)
         raise NoSteadyState
@@ -228,9 +240,18 @@ def _times(transfers: Sequence[TransferInterval], since: float) -> list[float]:
 
 
 def _during(intervals: Sequence[Interval], since: float, seconds: float, least: float) -> list[float]:
-    """Return the starts and ends of intervals in a period, from its beginning; what is shorter than ``least`` is left out."""
-    clipped = [(max(start - since, 0.0), min(end - since, seconds)) for start, end in intervals]
-    return [time for start, end in clipped if end - start > least for time in (start, end)]
+    """Return the starts and ends of intervals in a period, from its beginning; what is shorter than ``least`` is left out.
+
+    Gaps as short as that are left out too: an operator that begins as the one before it ends may do so a rounding later.
+    """
+    times: list[float] = []
+    for start, end in intervals:
+        start, end = max(start - since, 0.0), min(end - since, seconds)
+        if times and start - times[-1] <= least:
+            times[-1] = max(end, times[-1])
+        elif end - start > least:
+            times += [start, end]
+    return times
 
 
 def _extended(recording: Recording, before: _Snapshot, after: _Snapshot, times: int) -> Recording:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -64,9 +64,13 @@ class _Runner:
         plan = self._planned.plan
         if not isinstance(plan, ParallelPlan) or not _may_leave_out(self._planned, self._config):
             return None
-        for short in short_plans(plan):
-            with suppress(NoSteadyState):
+        plans = short_plans(plan)
+        short = next(plans, None)
+        while short is not None:
+            try:
                 return self._shortened(short)
+            except NoSteadyState as found:
+                short = _next(plans, found.more)
         return None
 
     def _shortened(self, short: ShortPlan) -> tuple[Recording, Network]:
@@ -103,6 +107,13 @@ class _Runner:
         if planned.system.conditions.heterogeneous:
             streams = {rank: planned.heterogeneity.stream(rank, stream) for rank, stream in streams.items()}
         return engine_on(network).run(streams), network
+
+
+def _next(plans: Generator[ShortPlan, int, None], more: int) -> ShortPlan | None:
+    """Return the next of several plans, which is to be ``more`` periods longer; None where there is none."""
+    with suppress(StopIteration):
+        return plans.send(more)
+    return None
 
 
 def _without_effect(conditions: Conditions, network: Network, recording: Recording) -> Iterable[str]:
