@@ -7,8 +7,8 @@ takes what it takes at least:
   those ahead of it and itself; conditions make a GPU slower, never faster;
 - collectives that the computation waits for (tensor, context and expert parallelism): their time on the idle network, since
   others on their links only delay them; nothing for those with unequal shares or another transport than NCCL;
-- gradients and parameters along the data axes: the bytes of a stage's collectives of one kind, sent as one collective on the
-  idle network. Reductions begin with the action that completes the first gradient, and end before the optimizer;
+- gradients and parameters along the data axes: the times of a stage's collectives on the idle network, one after the other on
+  each stream. Reductions begin with the action that completes the first gradient, and end before the optimizer;
 - a parallelism that writes its tasks itself, and conditions under which GPUs differ or change: nothing, so that the bound is 0.
 """
 
@@ -275,14 +275,11 @@ class _LongestPath:
 
     def _collectives(self, tasks: Iterator[Task]) -> float:
         """Return what collectives take at least: the most of one stream, on which they run one after the other."""
-        bytes_of: dict[tuple[str | None, CollectiveKind, tuple[int, ...]], float] = {}
+        streams: dict[str, float] = {}
         for task in tasks:
-            if isinstance(task, Collective) and task.shares is None and task.transport is None:
-                key = (task.stream, task.kind, task.group.ranks)
-                bytes_of[key] = bytes_of.get(key, 0.0) + task.nbytes
-        streams: dict[str | None, float] = {}
-        for (stream, kind, ranks), nbytes in bytes_of.items():
-            streams[stream] = streams.get(stream, 0.0) + self._idle.seconds(kind, ranks, nbytes)
+            if isinstance(task, Collective) and task.stream and task.shares is None and task.transport is None:
+                seconds = self._idle.seconds(task.kind, task.group.ranks, task.nbytes)
+                streams[task.stream] = streams.get(task.stream, 0.0) + seconds
         return max(streams.values(), default=0.0)
 
 
