@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from triosim.config import RunConfig
+from triosim.errors import OptionError
 from triosim.search.evaluation import Simulate, Weigh
 from triosim.search.exact import Search, Searched
 from triosim.search.objectives import Objectives
@@ -155,6 +156,11 @@ def test_an_interrupted_search_has_a_gap_and_proves_nothing() -> None:
     assert found.gap == pytest.approx((4.0 - 3.0) / 4.0)
     assert (found.left, found.excluded_by_bound) == (2, 0)
     assert not found.is_complete
+
+
+def test_an_objective_that_no_simulation_finds_out_is_refused_before_any() -> None:
+    with pytest.raises(OptionError, match="no tokens"):
+        hand_made({1: (1.0, -1.0)}, objective="tokens-per-second")
 
 
 def test_of_two_objectives_only_dominated_bounds_fall() -> None:

@@ -70,9 +70,8 @@ def test_a_bound_excludes_what_is_worse_by_more_than_asked(name: str, within: fl
     assert not Objectives.read(name).excludes(scores, scores)
 
 
-def test_what_is_not_known_excludes_nothing() -> None:
+def test_a_time_that_is_not_known_excludes_nothing() -> None:
     objectives = Objectives.read("energy")
-    assert not objectives.excludes(objectives.scores(step()), objectives.bounds(at_bound(energy_j=None)))
     assert not objectives.excludes(objectives.scores(step()), objectives.bounds(Outcome("b", "excluded")))
 
 
@@ -130,4 +129,6 @@ def test_an_objective_that_cannot_be_said_of_a_point_is_an_error() -> None:
     for name, changed in (("cost", {"cost": None}), ("tokens-per-second", {"tokens_per_s": None})):
         with pytest.raises(OptionError, match="give --"):
             Objectives.read(name).scores(step(**changed))
+        with pytest.raises(OptionError, match="give --"):
+            Objectives.read(name).bounds(at_bound(**changed))
     assert "run-cost=NUMBER" in names()

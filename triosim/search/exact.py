@@ -129,6 +129,7 @@ class Search:
         points = weighing_order(self.space, self.validity.valid)
         for point, outcome in self.weigh(self._worth_weighing(points)):
             self._outcomes[point.key] = outcome
+            self.objectives.bounds(outcome)  # an objective that is not known is refused at once
             self._keep(outcome)  # of a study that goes on
             self.tell("memory and bounds", len(self._outcomes), len(points))
 

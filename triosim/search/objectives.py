@@ -61,9 +61,11 @@ class Objective:
         return self._scored(value)
 
     def bound(self, at_bound: Figures | None, memory: Memory | None) -> float:
-        """Return the least score of a step that takes no less than ``at_bound``'s time; 0 where nothing is known."""
-        value = None if at_bound is None else self.value(at_bound, memory)
-        return 0.0 if value is None else self._scored(value)
+        """Return the least score of a step that takes no less than ``at_bound``'s time; 0 where no time is known.
+
+        Raises ``OptionError`` where the objective is not known, which no simulation finds out either.
+        """
+        return 0.0 if at_bound is None else self.score(at_bound, memory)
 
     def _scored(self, value: float) -> float:
         if not self.is_larger_better:
