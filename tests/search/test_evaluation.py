@@ -6,24 +6,13 @@ import random
 
 import pytest
 
-from triosim.config import RunConfig
+from tests.search_spaces import GPT, MIXTURE, space
 from triosim.pipeline.planning import plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import read
 from triosim.search.bounds import IdleCollectives, lower_bound
 from triosim.search.evaluation import Weigh, shortened
-from triosim.search.spaces.declaration import of_texts, space_of
 from triosim.search.spaces.rules import validity_of
-from triosim.search.spaces.space import Space
-from triosim.search.spaces.subject import subject_of
-
-GPT = "gpt2(layers=8, hidden=256, heads=8, vocab=1024, sequence=128)"
-MIXTURE = "mixtral-8x7b(layers=4, hidden=256, heads=8, kv_heads=8, feed_forward=512, vocab=1024)"
-
-
-def space(model: str, varied: str) -> Space:
-    config = RunConfig.of(topology="dgx-h100", global_batch_size=128)
-    return space_of(subject_of(model, config), config, of_texts(varied.split()))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +27,7 @@ def space(model: str, varied: str) -> Space:
     ],
 )
 def test_a_few_micro_batches_need_the_memory_of_many(model: str, varied: str) -> None:
-    run, short = space(model, varied), 0
+    run, short = space(model, varied, global_batch_size=128), 0
     for point in random.Random(1).sample(validity_of(run).valid, 8):
         config = run.config(point)
         whole = plan(price(read(run.subject.source, config), config), config)
@@ -54,7 +43,7 @@ def test_a_few_micro_batches_need_the_memory_of_many(model: str, varied: str) ->
 
 
 def test_gpipe_holds_all_micro_batches_so_none_is_left_out() -> None:
-    run = space(GPT, "pp=2 schedule=gpipe,1f1b micro_batch_size=1")
+    run = space(GPT, "pp=2 schedule=gpipe,1f1b micro_batch_size=1", global_batch_size=128)
     found = [shortened(run.config(point), run.layout(point)) for point in run.points()]
     assert found[0] is None
     assert found[1] is not None

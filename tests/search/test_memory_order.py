@@ -7,42 +7,29 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from triosim.config import RunConfig
+from tests.search_spaces import GPT, LLAMA, MIXTURE, space
 from triosim.search.evaluation import Weigh
 from triosim.search.exact import Search
 from triosim.search.memory_order import smaller_points, weighing_order
 from triosim.search.objectives import Objectives
 from triosim.search.outcome import Memory, Outcome
 from triosim.search.point import Point
-from triosim.search.spaces.declaration import of_texts, space_of
 from triosim.search.spaces.rules import validity_of
-from triosim.search.spaces.space import Space
-from triosim.search.spaces.subject import subject_of
-
-GPT = "gpt2(layers=4, hidden=256, heads=8, vocab=1024, sequence=128)"
-LLAMA = "llama3-8b(layers=8, hidden=512, heads=8, kv_heads=4, feed_forward=1024, vocab=1024)"
-MIXTURE = "mixtral-8x7b(layers=2, hidden=256, heads=8, kv_heads=8, feed_forward=512, vocab=1024)"
-
-
-def space(model: str, varied: str, **base: object) -> Space:
-    config = RunConfig.of(**{"topology": "dgx-h100", "global_batch_size": 32, **base})
-    return space_of(subject_of(model, config), config, of_texts(varied.split()))
-
 
 EVERY = "recompute=full,selective,none data_parallel=ddp,zero1 sequence_parallel=no,yes"
 
 
 @pytest.mark.parametrize(
-    ("model", "varied", "base"),
+    ("model", "varied"),
     [
-        (GPT, f"tp=1,2,4 pp=1,2 micro_batches=1*pp,2*pp,4*pp virtual_stages=1,2 {EVERY}", {}),
-        (LLAMA, f"tp=1,2 cp=1,2 pp=1,2 micro_batch_size=1,2,4 {EVERY}", {"seq": 256}),
-        (LLAMA, f"pp=2,4 schedule=gpipe,zero-bubble,1f1b micro_batches=1*pp,2*pp {EVERY}", {"seq": 256}),
-        (MIXTURE, f"tp=1,2 ep=1,2 pp=1,2 micro_batch_size=1,2 {EVERY}", {"seq": 128}),
+        (GPT, f"tp=1,2,4 pp=1,2 micro_batches=1*pp,2*pp,4*pp virtual_stages=1,2 {EVERY}"),
+        (LLAMA, f"tp=1,2 cp=1,2 pp=1,2 micro_batch_size=1,2,4 {EVERY}"),
+        (LLAMA, f"pp=2,4 schedule=gpipe,zero-bubble,1f1b micro_batches=1*pp,2*pp {EVERY}"),
+        (MIXTURE, f"tp=1,2 ep=1,2 pp=1,2 micro_batch_size=1,2 {EVERY}"),
     ],
 )
-def test_of_points_one_axis_apart_the_smaller_needs_no_more(model: str, varied: str, base: dict[str, object]) -> None:
-    run = space(model, varied, **base)
+def test_of_points_one_axis_apart_the_smaller_needs_no_more(model: str, varied: str) -> None:
+    run = space(model, varied, global_batch_size=32, seq=256)
     valid = {point.key: point for point in validity_of(run).valid}
     peaks: dict[str, float] = {}
 
@@ -58,7 +45,7 @@ def test_of_points_one_axis_apart_the_smaller_needs_no_more(model: str, varied: 
 
 
 def test_what_needs_less_is_weighed_first() -> None:
-    run = space(GPT, "micro_batches=1*pp,4*pp recompute=none,full data_parallel=ddp,zero1")
+    run = space(GPT, "micro_batches=1*pp,4*pp recompute=none,full data_parallel=ddp,zero1", global_batch_size=32)
     order = weighing_order(run, run.points())
     assert str(order[0]) == "data_parallel=zero1 micro_batches=4*pp recompute=full"
     assert str(order[-1]) == "data_parallel=ddp micro_batches=1*pp recompute=none"
@@ -67,7 +54,7 @@ def test_what_needs_less_is_weighed_first() -> None:
 
 
 def test_a_point_is_not_planned_where_one_that_needs_less_does_not_fit() -> None:
-    run = space(GPT, "micro_batches=1*pp,4*pp recompute=none,full")
+    run = space(GPT, "micro_batches=1*pp,4*pp recompute=none,full", global_batch_size=32)
     planned: list[str] = []
 
     def weigh(points: Iterable[Point]) -> Iterator[tuple[Point, Outcome]]:

@@ -31,9 +31,8 @@ def test_figures_are_means_over_the_ranks() -> None:
 @pytest.mark.parametrize(
     "outcome",
     [
-        Outcome("{}", "invalid", reason="tp: 3 does not divide 32 heads"),
-        Outcome("{}", "out_of_memory", bound_s=0.5, memory=Memory(2.0, 1.0)),
-        Outcome("{}", "excluded", bound_s=0.5, at_bound=Figures(0.5, 8, 8.0, 0.0, 0.0, 0.0, 0.0)),
+        Outcome("{}", "out_of_memory", memory=Memory(2.0, 1.0)),
+        Outcome("{}", "excluded", at_bound=Figures(0.5, 8, 8.0, 0.0, 0.0, 0.0, 0.0)),
         Outcome("{}", "simulated", figures=Figures(1.0, 8, 4.0, 0.7, 0.1, 0.2, 0.0)),
         Outcome("{}", "simulated", figures=Figures(1.0, 8, 4.0, 0.7, 0.1, 0.2, 0.0, (0.9, 1.2), (("network", 0.04),))),
     ],

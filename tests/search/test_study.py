@@ -62,7 +62,7 @@ def test_a_point_is_evaluated_once(path: Path) -> None:
 
 def test_what_is_known_may_not_be_enough(path: Path) -> None:
     with opened(path, SPACE) as study:
-        study.record(Outcome("a", "excluded", bound_s=1.0), Outcome("b", "out_of_memory"))
+        study.record(Outcome("a", "excluded"), Outcome("b", "out_of_memory"))
         points = [NamedPoint(key) for key in "ab"]
         found = dict(study.evaluate(excluded, points, lambda outcome: outcome.state != "excluded"))
     assert found == {points[0]: Outcome("a", "excluded"), points[1]: Outcome("b", "out_of_memory")}

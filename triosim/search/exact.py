@@ -110,9 +110,8 @@ class Search:
     top: int = 1
     tell: Tell = lambda *_: None
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
-    _scores: list[Scores] = field(
-        default_factory=list
-    )  # of one objective the best, of several those that none dominates
+    #: Of one objective the best scores, of several those that none dominates.
+    _scores: list[Scores] = field(default_factory=list)
 
     def run(self) -> Searched:
         """Weigh every valid point, and simulate those that may be the best."""

@@ -108,10 +108,8 @@ class Objectives:
         scored = self._scored(outcomes)
         exact = Objectives(self.all)
         found: list[tuple[Scores, Outcome]] = []
-        for (
-            scores,
-            outcome,
-        ) in scored:  # of equal first scores the best comes first, so none is dominated by a later one
+        # Of equal first scores the best comes first, so that none is dominated by a later one.
+        for scores, outcome in scored:
             if not any(exact.excludes(other, scores) for other, _ in found):
                 found.append((scores, outcome))
         return [outcome for _, outcome in found]

@@ -2,7 +2,6 @@
 
 The states, in the order in which a search finds them out:
 
-- ``invalid``: a rule forbids it; ``reason`` is the rule's text.
 - ``out_of_memory``: it does not fit, and is never timed.
 - ``excluded``: its bound is worse than what was simulated.
 - ``refused``: simulating it ended in an error of one line, which is the ``reason``.
@@ -19,7 +18,7 @@ from typing import Any, Literal, get_args
 from triosim.results.result import Result
 from triosim.results.values import mean_of_ranks
 
-State = Literal["invalid", "out_of_memory", "excluded", "refused", "simulated"]
+State = Literal["out_of_memory", "excluded", "refused", "simulated"]
 STATES: tuple[State, ...] = get_args(State)
 
 #: What a point's figures have of the metrics of a result, under the same names.
@@ -91,13 +90,12 @@ class Figures:
 class Outcome:
     """What is known of the point with this ``key``.
 
-    ``bound_s`` is what its step takes at least, and ``at_bound`` has the figures that follow of a step that takes no longer.
+    ``at_bound`` has the figures of a step that takes no longer than the point's lower bound.
     """
 
     key: str
     state: State
     reason: str = ""
-    bound_s: float | None = None
     memory: Memory | None = None
     figures: Figures | None = None
     at_bound: Figures | None = None

@@ -12,7 +12,6 @@ A file has the keys ``vary``, a mapping of names to lists of values, and ``witho
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,8 +102,8 @@ def read_space(path: str) -> Declaration:
 
 
 def split_values(text: str) -> list[str]:
-    """Return the values in a text, divided at the commas outside of parentheses."""
-    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+    """Return the values in a text, divided at the commas outside of brackets."""
+    return [part.strip() for part in yaml_lines.split_arguments(text)]
 
 
 def axis_of(name: str, values: Sequence[Any], where: str) -> Axis:
