@@ -1,8 +1,9 @@
 """How long a search takes: Maya's space of GPT-18.4B on 64 H100s, and Llama 3 405B on 512 and on 16,384.
 
 Run with ``python benchmarks/search.py [--jobs N] [SPACE ...]``; the spaces are ``gpt``, ``405b`` and ``405b-16384``. With
-``--every`` all valid points are simulated too, those that do not fit aside, and the best of them is compared with the one that
-the search found. With ``--simulate N`` N valid points, drawn at random, are simulated after each other in one process instead.
+``--every`` all valid points that fit are simulated too, and the best of them is compared with the one that the search found;
+those that do not fit because others do not are planned. With ``--simulate N`` N valid points, drawn at random, are simulated
+after each other in one process instead.
 """
 
 from __future__ import annotations
@@ -122,15 +123,19 @@ def _compare_with_every(found: Searched, jobs: int) -> None:
     """Simulate all valid points that fit, and say whether one is better than what was found."""
     points = [Point.read(key) for key, one in found.outcomes.items() if one.state in ("simulated", "excluded")]
     began = time.perf_counter()
-    with processes(Simulate(found.space), jobs=jobs) as (simulate,):
+    too_large = [Point.read(key) for key, one in found.outcomes.items() if one.state == "out_of_memory"]
+    with processes(Weigh(found.space), Simulate(found.space), jobs=jobs) as (weigh, simulate):
+        points += [point for point, one in weigh(too_large) if one.state != "out_of_memory"]
         times = {point.key: one.figures.step_time_s for point, one in simulate(points) if one.figures is not None}
     above = [key for key, step in times.items() if (at := found.outcomes[key].at_bound) and at.step_time_s > step]
+    fitting = len(points) - found.count("simulated") - found.count("excluded")
     best = min(times, key=lambda key: (times[key], key))
     same = found.best is not None and found.best.figures is not None and times[best] == found.best.figures.step_time_s
     print(
         f"  all {len(times):,} simulated in {time.perf_counter() - began:.0f} s: {times[best]:.4f} s, {Point.read(best)}"
     )
     print(f"  the same best: {'yes' if same else 'no'}; bounds above the simulated time: {len(above)}")
+    print(f"  points that fit, though others did not: {fitting}")
 
 
 def _simulate_some(name: str, space: Space, count: int) -> None:

@@ -65,8 +65,7 @@ def test_no_bound_is_above_its_simulated_time() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "topology",
-    ["dgx-h100", "dgx-a100", "dgx-1-v100", "h100-pcie", "dgx-h100(gpus=16)", "ring(8, bandwidth=50 GB/s)"],
+    "topology", ["dgx-h100", "dgx-a100", "dgx-1-v100", "h100-pcie", "dgx-h100(gpus=16)", "ring(8, bandwidth=50 GB/s)"]
 )
 def test_no_bound_of_thousands_is_above_its_simulated_time(topology: str) -> None:
     for batch, sequence in product((16, 32, 64), (128, 256, 512)):

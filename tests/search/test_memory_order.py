@@ -29,7 +29,7 @@ EVERY = "recompute=full,selective,none data_parallel=ddp,zero1 sequence_parallel
     ],
 )
 def test_of_points_one_axis_apart_the_smaller_needs_no_more(model: str, varied: str) -> None:
-    run = space(model, varied, global_batch_size=32, seq=256)
+    run = space(model, varied, global_batch_size=64)
     valid = {point.key: point for point in validity_of(run).valid}
     peaks: dict[str, float] = {}
 
@@ -41,7 +41,16 @@ def test_of_points_one_axis_apart_the_smaller_needs_no_more(model: str, varied: 
         return peaks[point.key]
 
     for point in random.Random(4).sample(list(valid.values()), 12):
-        assert all(peak(smaller) <= peak(point) for smaller in smaller_points(run, point) if smaller.key in valid)
+        for smaller in smaller_points(run, point):
+            assert smaller.key not in valid or peak(smaller) <= 1.001 * peak(point)  # roundings of the allocator
+
+
+def test_a_step_of_few_micro_batches_may_need_less_than_one_of_more() -> None:
+    """Of one micro-batch nothing is held when its gradients come; of two, the second one runs beside the first one's."""
+    run = space("llama3-8b(layers=4)", "micro_batch_size=4,2,1 tp=8", seq=64, global_batch_size=4)
+    peaks = [memory.peak_bytes for point in run.points() if (memory := Weigh(run)(point).memory)]
+    assert peaks[0] < peaks[1]
+    assert [len(list(smaller_points(run, point))) for point in run.points()] == [0, 1, 0]
 
 
 def test_what_needs_less_is_weighed_first() -> None:
@@ -54,18 +63,19 @@ def test_what_needs_less_is_weighed_first() -> None:
 
 
 def test_a_point_is_not_planned_where_one_that_needs_less_does_not_fit() -> None:
-    run = space(GPT, "micro_batches=1*pp,4*pp recompute=none,full", global_batch_size=32)
+    run = space(GPT, "micro_batches=2*pp,4*pp recompute=none,full", global_batch_size=32)
     planned: list[str] = []
 
     def weigh(points: Iterable[Point]) -> Iterator[tuple[Point, Outcome]]:
         for point in points:
             planned.append(str(point))
-            state = "excluded" if point.get("recompute") == "full" else "out_of_memory"
-            yield point, Outcome(point.key, state, memory=Memory(2.0, 1.0))  # type: ignore[arg-type]
+            fits = point.get("recompute") == "full"
+            memory = Memory(0.5 if fits else 2.0, 1.0)
+            yield point, Outcome(point.key, "excluded" if fits else "out_of_memory", memory=memory)
 
     found = Search(run, validity_of(run), Objectives.read("step-time"), weigh, lambda points: iter(())).run()
     assert planned[-1] == "micro_batches=4*pp recompute=none"
     assert len(planned) == 3
-    last = found.outcomes[Point.of({"micro_batches": "1*pp", "recompute": "none"}).key]
+    last = found.outcomes[Point.of({"micro_batches": "2*pp", "recompute": "none"}).key]
     assert last.state == "out_of_memory"
     assert last.reason == "needs as much as micro_batches=4*pp recompute=none, which does not fit, or more"

@@ -6,9 +6,11 @@ Along each of these axes, all else equal, the memory of a step does not shrink f
 - ``data_parallel``: ``zero1``, ``ddp``. The optimizer's states are shared out, and one bucket is held instead of all;
 - ``sequence_parallel``: with it, norms and residuals are kept in parts;
 - ``micro_batch_size``, and ``micro_batches`` in multiples of the pipeline from the most on: a pipeline holds as many
-  micro-batches, of fewer samples.
+  micro-batches, of fewer samples. That is so where one runs while the gradients of another are there, and where not all are
+  in flight: a step of few micro-batches may need less than one of more.
 
-Points that need least come first, so that most that do not fit are never planned.
+Roundings aside, for which a point must be short of memory by more than the margin. Points that need least come first, so that
+most that do not fit are never planned.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from triosim.search.outcome import Outcome
 from triosim.search.point import Point, Value
 from triosim.search.spaces.layout import DATA_PARALLEL, multiple
-from triosim.search.spaces.space import Space
+from triosim.search.spaces.space import INTERLEAVED, PLAIN, Space
 
 #: The values of an axis that say how much memory is needed, those that need least first.
 _CHAINS: Mapping[str, tuple[Value, ...]] = {
@@ -26,6 +28,8 @@ _CHAINS: Mapping[str, tuple[Value, ...]] = {
     "recompute": ("full", "selective", "none"),
     "sequence_parallel": (True, False),
 }
+#: The axes that divide a batch into more or fewer micro-batches.
+_BATCHES = ("micro_batch_size", "micro_batches")
 
 
 def weighing_order(space: Space, points: Iterable[Point]) -> list[Point]:
@@ -50,7 +54,7 @@ def implied(space: Space, point: Point, known: Mapping[str, Outcome]) -> Outcome
     """Return that a point does not fit, since one that needs no more memory does not; None where none is known."""
     for smaller in smaller_points(space, point):
         outcome = known.get(smaller.key)
-        if outcome is not None and outcome.state == "out_of_memory":
+        if outcome is not None and outcome.memory is not None and not outcome.memory.fits():
             reason = f"needs as much as {smaller}, which does not fit, or more"
             return Outcome(point.key, "out_of_memory", reason, memory=outcome.memory)
     return None
@@ -60,8 +64,15 @@ def smaller_points(space: Space, point: Point) -> Iterator[Point]:
     """Yield the points that differ in one axis and need no more memory."""
     for axis in space.axes:
         chain, value = _chain(space, axis.name), point.get(axis.name)
-        if value in chain:
+        if value in chain and (axis.name not in _BATCHES or _holds_a_pipeline(space, point)):
             yield from (point.with_value(axis.name, other) for other in chain[: chain.index(value)])
+
+
+def _holds_a_pipeline(space: Space, point: Point) -> bool:
+    """Whether some micro-batches follow when as many are in flight as the pipeline ever holds."""
+    layout = space.layout(point)
+    micro_batches = layout.of_batch(per_micro_batch=False) or 0
+    return micro_batches >= 2 * layout.pp and space.schedule(point, layout) in (PLAIN, INTERLEAVED)
 
 
 def _chain(space: Space, name: str) -> tuple[Value, ...]:

@@ -85,6 +85,11 @@ class Space:
         """Return how a point divides the GPUs and the batch."""
         return layout_of(point, self.base, cluster_of(self.subject, self.base, point).gpus)
 
+    def schedule(self, point: Point, layout: Layout) -> str:
+        """Return the schedule of a pipeline: where none is given, one for as many stages as a rank has."""
+        given = point.get("schedule") or (self.base.schedule if self.base.is_given("schedule") else None)
+        return str(given or (INTERLEAVED if layout.virtual_stages > 1 else PLAIN))
+
     def source(self, point: Point) -> str | Trace:
         """Return what a point's run reads; a script is captured for it. Raises ``CaptureError``."""
         script = self.subject.script
@@ -117,7 +122,7 @@ class Space:
         if point.get("micro_batches") is not None:
             parts.append(f"{layout.micro_batches} micro-batches")
         if layout.pp > 1:
-            schedule = self._schedule(point, layout)["schedule"]
+            schedule = self.schedule(point, layout)
             several = f" x{layout.virtual_stages}" if layout.virtual_stages > 1 else ""
             parts += [f"{schedule}{several}"] if several or schedule != PLAIN else []
         shown = (*SIZES, DATA_PARALLEL, "micro_batch_size", "micro_batches", "virtual_stages", "schedule")
@@ -140,14 +145,8 @@ class Space:
         }
         chosen |= {"parallel": layout.parallel, "gpus": layout.ranks}
         if layout.pp > 1:
-            chosen |= self._schedule(point, layout)
+            chosen |= {"schedule": self.schedule(point, layout), **_stages(layout.virtual_stages)}
         return _without_unread(self.base.replaced(**chosen), layout)
-
-    def _schedule(self, point: Point, layout: Layout) -> dict[str, Any]:
-        """Return the schedule of a pipeline: where none is given, one for as many stages as a rank has."""
-        several = layout.virtual_stages > 1
-        given = point.get("schedule") or (self.base.schedule if self.base.is_given("schedule") else None)
-        return {"schedule": given or (INTERLEAVED if several else PLAIN), **_stages(layout.virtual_stages)}
 
     @cached_property
     def _axes(self) -> Mapping[str, Axis]:
