@@ -20,8 +20,9 @@ DP_STYLE = Option(
     "dp_style", "choice", "all-reduce", choices=("all-reduce", "replicate"), metavar="STYLE", of_step=True,
     commands=("simulate", "memory"), help=
     "dp: all-reduce, or replicate (as torch.nn.DataParallel).")
-TP_STYLE = Option("tp_style", "choice", "gather", choices=("gather", "megatron"), metavar="STYLE", of_step=True, help=
-    "tp: gather (each layer's output) or megatron (layers in pairs, one all-reduce for two).")
+TP_STYLE = Option("tp_style", "choice", None, choices=("gather", "megatron"), metavar="STYLE", of_step=True, help=
+    "tp: gather (each layer's output) or megatron (layers in pairs, one all-reduce for two). By default megatron for a model "
+    "with attention, else gather.")
 SEQUENCE_PARALLEL = Option("sequence_parallel", "flag", False, of_step=True, commands=("simulate", "memory"), help=
     "tp, style megatron: shard norms and residuals by tokens, between all-gathers and reduce-scatters.")
 STAGES = Option("stages", "names", None, metavar="LAYER,...", of_step=True, commands=("simulate", "memory"), help=

@@ -54,7 +54,7 @@ class Parallelisms:
         dividing = [one for one in named if not one.kind.adds_ranks]
         if not spanning:
             raise _adds_none(dividing[0].shown)
-        sizes = _sizes(spanning, gpus)
+        sizes = _sizes(spanning, dividing, gpus)
         found = [one.kind(size, config, one.shown) for one, size in zip(spanning, sizes, strict=True)]
         mesh = layout([(part.order, part.axis, part.size) for part in found])
         data_axes, sharded_axes = _data_axes(found)
@@ -169,8 +169,8 @@ def _shown(name: Any) -> str:
     return name if isinstance(name, str) else getattr(name, "__qualname__", repr(name))
 
 
-def _sizes(spanning: list[NamedParallelism], gpus: int | None) -> list[int]:
-    """Return the size of each axis; one that has none takes what the others leave."""
+def _sizes(spanning: list[NamedParallelism], dividing: list[NamedParallelism], gpus: int | None) -> list[int]:
+    """Return the size of each axis of ``spanning``; one that has none takes what the others leave."""
     if all(one.size is None and one.kind.default_size is not None for one in spanning):
         gpus = None  # single: one GPU, however many there are
     known = [(one.shown, one.known_size) for one in spanning]
@@ -188,7 +188,9 @@ def _sizes(spanning: list[NamedParallelism], gpus: int | None) -> list[int]:
         raise OptionError(f"{shown} = {given} does not divide {gpus} GPUs", where="parallel")
     if not open_ and given != gpus:
         what = f"{shown}{'' if len(known) == 1 else f' = {given} GPUs'}, but {gpus} GPUs are asked for"
-        raise OptionError(what, where="parallel", fix="let the sizes multiply to the number of GPUs")
+        fix = "let the sizes multiply to the number of GPUs"
+        within = " and ".join(f"{one.shown}={one.size}" for one in dividing)
+        raise OptionError(what, where="parallel", fix=f"{fix}; {within} divides them and adds none" if within else fix)
     return [size if size is not None else gpus // given for _, size in known]
 
 

@@ -4,11 +4,11 @@ Style "gather" (TrioSim 4.3, after BlackSamorez/tensor_parallel): linear, convol
 features. In the forward pass each such layer's output is all-gathered, in the backward pass the gradient of its input is
 all-reduced. An embedding whose table is also the weight of another layer is sharded as that is, by vocabulary.
 
-Style "megatron" (Shoeybi et al. 2019): layers in pairs, the first column-parallel, the second row-parallel, with an all-reduce
-of the second's output in the forward pass and of the gradient of the first's input in the backward pass, which overlaps with
-the product for the weight's gradient. The embedding is sharded by vocabulary (an all-reduce of its output), and so is the
-projection to the vocabulary before the loss (the loss all-reduces maxima and sums, one number a token). Layers that are in no
-pair are sharded in the style "gather".
+Style "megatron" (Shoeybi et al. 2019), the default where there is attention: layers in pairs, the first column-parallel, the
+second row-parallel, with an all-reduce of the second's output in the forward pass and of the gradient of the first's input in
+the backward pass, which overlaps with the product for the weight's gradient. The embedding is sharded by vocabulary (an
+all-reduce of its output), and so is the projection to the vocabulary before the loss (the loss all-reduces maxima and sums,
+one number a token). Layers that are in no pair are sharded in the style "gather".
 
 With sequence parallelism (Korthikanti et al. 2022, section 4.2.2) a rank has a share of the sequence between the pairs: each
 all-reduce becomes a reduce-scatter, and an all-gather ahead of the next pair. The backward pass gathers the gradient of a
@@ -32,10 +32,9 @@ from triosim.extrapolators.tensor.layer_sharding import LayerSharding
 from triosim.extrapolators.tensor.overlap import overlapped
 from triosim.operators.features import base_name, is_attention
 
-_WHOLE_ATTENTION = (
-    "tp: style gather computes attention, norms and residuals whole on every GPU; --tp-style megatron divides heads, "
-    "as transformers are trained"
-)
+_WHOLE_ATTENTION = "tp: style gather computes attention, norms and residuals whole on every GPU; megatron divides heads"
+
+_SOFTMAX = ("softmax", "safe_softmax")
 
 
 class TensorParallel(Extrapolator):
@@ -59,9 +58,12 @@ class TensorParallel(Extrapolator):
         by_sequence = self.config.sequence_parallel
         if self._rings and not by_sequence:
             raise OptionError("the overlap in a ring needs --sequence-parallel", where="--option overlap")
-        if by_sequence and self.config.tp_style != "megatron":
-            what = f"tp of the style '{self.config.tp_style}' gathers features between all layers"
-            raise OptionError(what, where="sequence parallel", fix="use --tp-style megatron")
+        if by_sequence and not self._in_pairs(program):
+            raise OptionError(
+                "tp of the style 'gather' gathers features between all layers",
+                where="sequence parallel",
+                fix="use --tp-style megatron",
+            )
         if self.size == 1:
             return program
         if program.deduplicate and not self._rings and (repeats := LayerDeduplication.of(program)) is not None:
@@ -73,21 +75,36 @@ class TensorParallel(Extrapolator):
     def _rings(self) -> bool:
         return bool(self.config.overlap == "ring")
 
+    def _in_pairs(self, program: Program) -> bool:
+        """Whether layers are sharded in pairs, the style "megatron", which is the default where there is attention."""
+        style = self.config.tp_style
+        return style == "megatron" or (style is None and _has_attention(program))
+
     def _sharded(self, program: Program, repeats: LayerDeduplication) -> Program:
         """Return the program of one rank: shard the short program of ``repeats``, then restore the other layers."""
         layers = LayerSharding(repeats, self.axis, self.size, by_sequence=self.config.sequence_parallel)
-        if self.config.tp_style == "megatron":
+        in_pairs = self._in_pairs(program)
+        if in_pairs:
             layers.shard_pairs()
         if self.config.sequence_parallel:
             layers.shard_sequence()
         else:
             layers.shard_remaining()
         after = layers.with_optimizer(program, repeats.restored(layers.program()))
-        if self.config.tp_style == "gather" and any(is_attention(base_name(one.name)) for one in program.operators):
+        if not in_pairs and _has_attention(program):
             after = after.noted(_WHOLE_ATTENTION)
         if self.config.embedding_gradient == "whole":
             after = with_full_embedding_gradients(program, after, self.axis)
         return overlapped(after, self.axis, self.size, layers.propagator.step) if self._rings else after
+
+
+def _has_attention(program: Program) -> bool:
+    """Whether there is attention, fused or as a softmax of scores, which have more dimensions than a classifier's."""
+    for operator in program.operators:
+        name = base_name(operator.name)
+        if is_attention(name) or (name in _SOFTMAX and len(operator.inputs[0].shape) > 2):
+            return True
+    return False
 
 
 def with_full_embedding_gradients(before: Program, after: Program, axis: str) -> Program:

@@ -87,7 +87,7 @@ def test_readers_follow_from_the_declarations() -> None:
     [
         ({"training": False, "recompute": "full"}, ["--recompute has no effect in inference"]),
         ({"seq": 128}, ["--seq has no effect without a described model"]),
-        ({"tp_style": "gather"}, []),  # the default
+        ({"sequence_parallel": False}, []),  # the default
     ],
 )
 def test_what_has_no_effect_is_noted(given: dict[str, Any], said: list[str]) -> None:

@@ -93,6 +93,16 @@ def test_every_parameter_has_one_gradient_of_its_shape(name: str, precision: str
     assert {one.dtype for one in owned} == {"float32" if precision == "mixed" else "bfloat16"}
 
 
+@pytest.mark.parametrize(("gpu", "dtype"), [("H100", "bfloat16"), ("V100", "float16"), ("M40", "float32")])
+def test_a_step_computes_in_what_its_gpu_has(gpu: str, dtype: str) -> None:
+    def made_by(**options: str) -> set[str]:
+        operators = triosim.describe("gpt2", layers=1, gpu=gpu, optimizer="none", **options).operators
+        return {one.outputs[0].dtype for one in operators if one.name == "aten::mm"}
+
+    assert made_by() == {dtype}
+    assert made_by(dtype="bf16") == {"bfloat16"}
+
+
 @pytest.mark.parametrize("kernels", ["eager", "fused"])
 @pytest.mark.parametrize("attention", ["flash", "math"])
 @pytest.mark.parametrize("model", [SMALL, LLAMA, GEMMA], ids=["gpt", "llama", "gemma2"])

@@ -65,7 +65,7 @@ def test_options_of_parallelisms_that_a_point_lacks_are_left_out_of_its_run() ->
     assert alone.parts == {}
     assert alone.options == {}
     both = run.config(Point.of({"tp": 2, "pp": 2, "sequence_parallel": False}))
-    assert both.parts == {"tp_style": "megatron", "sequence_parallel": False, "schedule": "1f1b"}
+    assert both.parts == {"sequence_parallel": False, "schedule": "1f1b"}
 
 
 def test_several_virtual_stages_are_interleaved() -> None:

@@ -130,8 +130,8 @@ class RunConfig:
     seq: int | None = _model("whole", metavar="N", short="-s", help=
         "Tokens in a sample. By default the model's own length.")
     layers: int | None = _model("whole", metavar="N", help="The number of layers. By default the model's own.")
-    dtype: str = _model("dtype", "bfloat16", "NAME", choices=("float32", "bfloat16", "float16"), help=
-        "The dtype of the computation: fp32, bf16 or fp16.")
+    dtype: str | None = _model("dtype", metavar="NAME", choices=("float32", "bfloat16", "float16"), help=
+        "The dtype of the computation: fp32, bf16 or fp16. By default the first of bf16, fp16 and fp32 that the GPU has.")
     precision: str = _model("choice", "plain", choices=("plain", "mixed"), help=
         "plain: parameters in --dtype too. mixed: parameters in fp32, and autocast to --dtype.")
     stack: str | None = _model("choice", metavar="NAME", choices=tuple(STACKS), help=

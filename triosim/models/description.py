@@ -75,7 +75,8 @@ def described(
     if choices.layers is not None:
         sizes = with_layers(sizes, choices.layers)
     with without_collecting():
-        trace = _recorded(sizes, choices, gpus.find(gpu))
+        found = gpus.find(gpu)
+        trace = _recorded(sizes, choices.on_gpu(found), found)
         return with_predicted_times(trace, compute_model)
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 from triosim.config import DESCRIBED
 from triosim.config.stacks import AttentionKind, KernelKind, ProductKind, Stack
 from triosim.errors import OptionError
+from triosim.gpus import Gpu
 
 PrecisionKind = Literal["plain", "mixed"]
 LayoutKind = Literal["channels-first", "channels-last"]
@@ -25,7 +26,7 @@ class StepChoices:
     batch: samples in the step.
     sequence: tokens in a sample; None is the model's own length. A model of images takes none.
     layers: another number of layers than the model's own.
-    dtype: what the step computes in: float32, bfloat16 or float16.
+    dtype: what the step computes in: float32, bfloat16 or float16; None is what the GPU has (``on_gpu``).
     precision: "plain" keeps parameters in ``dtype``; "mixed" keeps them in fp32, and autocast computes in ``dtype``.
     stack: the software stack by name; None is the model's usual one.
     optimizer, attention, kernels, products: as a ``Stack`` has them; None is the stack's.
@@ -36,7 +37,7 @@ class StepChoices:
     batch: int = DESCRIBED["batch"].default
     sequence: int | None = DESCRIBED["sequence"].default
     layers: int | None = DESCRIBED["layers"].default
-    dtype: str = DESCRIBED["dtype"].default
+    dtype: str | None = DESCRIBED["dtype"].default
     precision: PrecisionKind = DESCRIBED["precision"].default
     stack: str | None = DESCRIBED["stack"].default
     optimizer: str | None = DESCRIBED["optimizer"].default
@@ -51,10 +52,15 @@ class StepChoices:
             fix = "give bfloat16 or float16"
             raise OptionError("mixed precision does not compute in float32", where="dtype", fix=fix)
 
+    def on_gpu(self, gpu: Gpu) -> StepChoices:
+        """Return the choices with a dtype: by default the first of bfloat16, float16 and float32 that the GPU has."""
+        usual = next((dtype for dtype in ("bfloat16", "float16") if dtype in gpu.flops), "float32")
+        return self if self.dtype else replace(self, dtype=usual)
+
     @property
     def parameter_dtype(self) -> str:
-        """PyTorch's name of the dtype that parameters are kept in."""
-        return "float32" if self.precision == "mixed" else self.dtype
+        """PyTorch's name of the dtype that parameters are kept in, of choices with a dtype."""
+        return "float32" if self.precision == "mixed" else str(self.dtype)
 
     def on(self, stack: Stack) -> Stack:
         """Return a stack with what is chosen instead of its own. Raises ``OptionError`` for products of another dtype."""

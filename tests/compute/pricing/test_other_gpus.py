@@ -90,7 +90,8 @@ def test_errors_of_another_gpu_and_of_other_shapes_are_added_as_independent() ->
 
 
 @pytest.mark.parametrize(
-    ("gpu", "topology"), [("H200", "dgx-h200"), ("V100", "dgx-1-v100"), ("T4", "t4-pcie"), ("P100", "switch")]
+    ("gpu", "topology"),
+    [("H200", "dgx-h200"), ("GB200", "gb200-nvl72"), ("V100", "dgx-1-v100"), ("T4", "t4-pcie"), ("P100", "switch")],
 )
 def test_the_assumed_topology_follows_the_target(gpu: str, topology: str) -> None:
     result = triosim.simulate(trace_of("H100"), "ddp", gpus=4, gpu=gpu)

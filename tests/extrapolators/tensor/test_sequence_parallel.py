@@ -227,7 +227,9 @@ def test_what_does_not_divide_is_refused_with_the_numbers() -> None:
 
 def test_the_style_that_gathers_features_is_refused() -> None:
     with pytest.raises(OptionError, match="use --tp-style megatron"):
-        planned(traces.transformer(), "tp", 2, sequence_parallel=True)
+        planned(traces.transformer(), "tp", 2, tp_style="gather", sequence_parallel=True)
+    with pytest.raises(OptionError, match="use --tp-style megatron"):
+        planned(traces.mlp(), "tp", 2, sequence_parallel=True)  # without attention the layers' outputs are gathered
 
 
 def test_a_step_runs_and_says_where_the_option_does_nothing() -> None:

@@ -105,11 +105,21 @@ def test_one_gpu_communicates_nothing() -> None:
 
 def test_who_gathers_a_transformer_is_told_that_its_attention_is_whole() -> None:
     def told(plan: ParallelPlan) -> bool:
-        return any("attention" in note and "--tp-style megatron" in note for note in plan.notes)
+        return any("computes attention" in note and "whole" in note for note in plan.notes)
 
-    assert told(planned(traces.transformer(), "tp", 2))
+    assert told(planned(traces.transformer(), "tp", 2, tp_style="gather"))
     assert not told(megatron(traces.transformer()))
     assert not told(planned(MLP, "tp", 4))
+
+
+def test_layers_are_sharded_in_pairs_where_there_is_attention() -> None:
+    def collectives(trace: Trace, **options: str) -> list[tuple[str, int]]:
+        return collectives_of(draw(planned(trace, "tp", 2, **options).tasks(0)))
+
+    transformer = traces.transformer()
+    assert collectives(transformer) == collectives(transformer, tp_style="megatron")
+    assert collectives(transformer) != collectives(transformer, tp_style="gather")
+    assert collectives(MLP) == collectives(MLP, tp_style="gather") != collectives(MLP, tp_style="megatron")
 
 
 # ---- megatron -------------------------------------------------------------------------------------------------------

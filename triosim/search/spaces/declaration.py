@@ -183,13 +183,11 @@ def space_of_fingerprint(text: str) -> Space:
 
 
 def _of_search(subject: SearchSubject, base: RunConfig, declared: Declaration) -> RunConfig:
-    """Return the options of all points: layers in pairs, one global batch, and none of a part that a search has no use for."""
+    """Return the options of all points: one global batch, and none of a part that a search has no use for."""
     if base.batch_size is not None:
         what = "points with other numbers of replicas would train on other batches"
         raise OptionError(what, where="--batch-size", fix="give --global-batch-size")
     options: dict[str, Any] = {}
-    if "tp_style" not in declared.axes and not base.is_given("tp_style"):
-        options["tp_style"] = "megatron"
     if base.global_batch_size is None and "global_batch_size" not in declared.axes:
         options["global_batch_size"] = most_gpus(subject, base, declared) * (subject.batch_size or 1)
     return base.replaced(**options)
