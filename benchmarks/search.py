@@ -17,15 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triosim.config import RunConfig
-from triosim.search.evaluation import Simulate, Weigh
-from triosim.search.exact import Search, Searched
-from triosim.search.objectives import Objectives
-from triosim.search.point import Point
-from triosim.search.spaces.declaration import of_texts, space_of
-from triosim.search.spaces.rules import validity_of
-from triosim.search.spaces.space import Space
-from triosim.search.spaces.subject import subject_of
-from triosim.search.workers import processes
+from triosim.configuration_search.evaluation import Simulate, Weigh
+from triosim.configuration_search.exact import Search, Searched
+from triosim.configuration_search.objectives import Objectives
+from triosim.configuration_search.point import Point
+from triosim.configuration_search.spaces.declaration import of_texts, space_of
+from triosim.configuration_search.spaces.rules import validity_of
+from triosim.configuration_search.spaces.space import Space
+from triosim.configuration_search.spaces.subject import subject_of
+from triosim.configuration_search.workers import processes
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from triosim.config import RunConfig
-from triosim.search.spaces.declaration import of_texts, space_of
-from triosim.search.spaces.space import Space
-from triosim.search.spaces.subject import subject_of
+from triosim.configuration_search.spaces.declaration import of_texts, space_of
+from triosim.configuration_search.spaces.space import Space
+from triosim.configuration_search.spaces.subject import subject_of
 
 GPT = "gpt2(layers=4, hidden=256, heads=8, vocab=1024, sequence=512)"
 LLAMA = "llama3-8b(layers=4, hidden=512, heads=8, kv_heads=4, feed_forward=1024, vocab=1024)"

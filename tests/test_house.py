@@ -34,7 +34,7 @@ PACKAGES = {
 #: same room or further down. The longest prefix of a module's name says on which floor it is.
 FLOORS = (
     *("triosim.__main__", "triosim.cli"),
-    *("triosim.search", "triosim.live"),
+    *("triosim.configuration_search", "triosim.live"),
     *("triosim.capture", "triosim.tracer"),
     *("triosim.reports", "triosim.comparison"),
     *("triosim.simulation", "triosim.pipeline", "triosim.results"),

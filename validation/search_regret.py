@@ -19,12 +19,12 @@ from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
+from triosim.configuration_search.answer.likelihood import CORRELATION, chance
 from triosim.errors import TriosimError
 from triosim.extrapolators.core.parallelisms import Parallelisms
 from triosim.extrapolators.core.plan import batches
 from triosim.models import catalogue
 from triosim.pipeline.reading import gpus_for, with_batch
-from triosim.search.likelihood import CORRELATION, chance
 from validation.end_to_end import predicted
 from validation.report import Row as Claim
 from validation.report import data

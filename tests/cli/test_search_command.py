@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from triosim.cli import run
-from triosim.search.study import StudyError, shown
+from triosim.configuration_search.study import StudyError, shown
 
 MODEL = "gpt2(layers=2, hidden=128, heads=4, vocab=512, sequence=64)"
 SPACE = ["--gpus", "4", "--topology", "dgx-h100", "--global-batch-size", "8", "--vary", "tp=1,2,3", "--vary", "pp=1,2"]

@@ -23,22 +23,22 @@ from triosim.reports.terminal.progress import Progress
 from triosim.units import format_time
 
 if TYPE_CHECKING:
-    from triosim.search.exact import Evaluate, Searched
-    from triosim.search.spaces.space import Space
+    from triosim.configuration_search.exact import Evaluate, Searched
+    from triosim.configuration_search.spaces.space import Space
 
-declaration = LaterModule("search.spaces.declaration")
-evaluation = LaterModule("search.evaluation")
-exact = LaterModule("search.exact")
-objectives = LaterModule("search.objectives")
-pictures = LaterModule("search.picture")
+declaration = LaterModule("configuration_search.spaces.declaration")
+evaluation = LaterModule("configuration_search.evaluation")
+exact = LaterModule("configuration_search.exact")
+objectives = LaterModule("configuration_search.objectives")
+pictures = LaterModule("configuration_search.answer.picture")
 plots = LaterModule("reports.pictures.plot")
-report = LaterModule("search.report")
-rules = LaterModule("search.spaces.rules")
-scripts = LaterModule("search.spaces.script")
-studies = LaterModule("search.study")
-subjects = LaterModule("search.spaces.subject")
-terminal = LaterModule("search.terminal")
-workers = LaterModule("search.workers")
+report = LaterModule("configuration_search.answer.report")
+rules = LaterModule("configuration_search.spaces.rules")
+scripts = LaterModule("configuration_search.spaces.script")
+studies = LaterModule("configuration_search.study")
+subjects = LaterModule("configuration_search.spaces.subject")
+terminal = LaterModule("configuration_search.answer.terminal")
+workers = LaterModule("configuration_search.workers")
 
 SEARCH = "Search"
 #: How many points that share work one process weighs after the other.

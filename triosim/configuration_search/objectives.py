@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from triosim.configuration_search.outcome import Figures, Memory, Outcome
 from triosim.errors import OptionError, nearest
-from triosim.search.outcome import Figures, Memory, Outcome
 
 Scores = tuple[float, ...]
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from triosim.search.outcome import Outcome
-from triosim.search.point import Point, Value
-from triosim.search.spaces.layout import DATA_PARALLEL, multiple
-from triosim.search.spaces.space import INTERLEAVED, PLAIN, Space
+from triosim.configuration_search.outcome import Outcome
+from triosim.configuration_search.point import Point, Value
+from triosim.configuration_search.spaces.layout import DATA_PARALLEL, multiple
+from triosim.configuration_search.spaces.space import INTERLEAVED, PLAIN, Space
 
 #: The values of an axis that say how much memory is needed, those that need least first.
 _CHAINS: Mapping[str, tuple[Value, ...]] = {

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from triosim.configuration_search.outcome import Figures, Outcome
+from triosim.configuration_search.study import StudyError, opened, shown
 from triosim.errors import OutputError
-from triosim.search.outcome import Figures, Outcome
-from triosim.search.study import StudyError, opened, shown
 
 SPACE = json.dumps({"subject": "gpt2", "axes": {"tp": [1, 2]}})
 DONE = Outcome("a", "simulated", figures=Figures(1.0, 8, 4.0, 0.7, 0.1, 0.2, 0.0))
@@ -96,8 +96,8 @@ def test_the_claim_of_another_machine_holds(path: Path) -> None:
 
 KILLED = """
 import sys
-from triosim.search.outcome import Outcome
-from triosim.search.study import opened
+from triosim.configuration_search.outcome import Outcome
+from triosim.configuration_search.study import opened
 with opened(sys.argv[1], sys.argv[2]) as study:
     for number in range(10_000_000):
         study.record(Outcome(str(number), "excluded"))

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from triosim.search.likelihood import chance, chance_of_being_faster
-from triosim.search.outcome import Figures
+from triosim.configuration_search.answer.likelihood import chance, chance_of_being_faster
+from triosim.configuration_search.outcome import Figures
 
 #: A mean absolute deviation of 8%: a standard deviation of 10%, times sqrt(pi / 2) = 1.2533.
 DOUBT = {"machine and framework": 0.1 / 1.2533}

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from triosim.capture.many_ranks import capture_ranks
+from triosim.configuration_search.point import Point
 from triosim.errors import OptionError
-from triosim.search.point import Point
 from triosim.trace.formats import write
 from triosim.tracer.pytorch_version import require_torch
 from triosim.tracer.script_runner import check_script

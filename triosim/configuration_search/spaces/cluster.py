@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from triosim.config import RunConfig
+from triosim.configuration_search.point import Point
+from triosim.configuration_search.spaces.subject import SearchSubject
 from triosim.networks.topology import Topology
 from triosim.pipeline.system import assumed_topology
-from triosim.search.point import Point
-from triosim.search.spaces.subject import SearchSubject
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from triosim.configuration_search.outcome import Outcome
+from triosim.configuration_search.workers import processes
 from triosim.errors import OptionError, SimulationError
-from triosim.search.outcome import Outcome
-from triosim.search.workers import processes
 
 
 def named(point: int) -> Outcome:

@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Protocol, TypeVar
 
+from triosim.configuration_search.outcome import Outcome
 from triosim.errors import SimulationError, TriosimError
-from triosim.search.outcome import Outcome
 
 One = TypeVar("One")
 Task = Callable[[One], Outcome]

@@ -20,11 +20,11 @@ from typing import Any
 from triosim.config import COMMON, RunConfig, readers
 from triosim.config.file import as_json
 from triosim.config.run_config import option_named
-from triosim.search.commands import simulate_command
-from triosim.search.point import Point, Value
-from triosim.search.spaces.cluster import cluster_of
-from triosim.search.spaces.layout import DATA_PARALLEL, SIZES, Layout, layout_of, resolved
-from triosim.search.spaces.subject import SearchSubject
+from triosim.configuration_search.commands import simulate_command
+from triosim.configuration_search.point import Point, Value
+from triosim.configuration_search.spaces.cluster import cluster_of
+from triosim.configuration_search.spaces.layout import DATA_PARALLEL, SIZES, Layout, layout_of, resolved
+from triosim.configuration_search.spaces.subject import SearchSubject
 from triosim.trace import Trace
 
 #: Schedules in which a rank has several stages, and the one that it has without.

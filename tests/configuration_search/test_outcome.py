@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.hand_made_run import result
-from triosim.search.outcome import Figures, Memory, Outcome
+from triosim.configuration_search.outcome import Figures, Memory, Outcome
 
 
 def test_a_margin_is_by_how_much_a_prediction_may_be_too_low() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triosim.config import RunConfig
+from triosim.configuration_search.point import Point, Value
 from triosim.extrapolators.core.parallelisms import named_parallelisms
-from triosim.search.point import Point, Value
 
 #: The axes of a space that are sizes of parallelisms; ``dp`` is that of the data parallelism that ``data_parallel`` names.
 SIZES = ("tp", "cp", "pp", "ep", "dp")

@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 
 from triosim import gpus as catalogue
 from triosim.config import RunConfig
+from triosim.configuration_search.bounds import IdleCollectives, lower_bound
+from triosim.configuration_search.outcome import Figures, Memory, Outcome
+from triosim.configuration_search.point import Point
+from triosim.configuration_search.spaces.declaration import REPLICATED
+from triosim.configuration_search.spaces.layout import Layout
+from triosim.configuration_search.spaces.space import Space
 from triosim.errors import TriosimError
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.schedule_table import ScheduleTable, accumulate, in_flight
@@ -20,12 +26,6 @@ from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import read
 from triosim.results.metrics import tokens_of
 from triosim.results.result import Result
-from triosim.search.bounds import IdleCollectives, lower_bound
-from triosim.search.outcome import Figures, Memory, Outcome
-from triosim.search.point import Point
-from triosim.search.spaces.declaration import REPLICATED
-from triosim.search.spaces.layout import Layout
-from triosim.search.spaces.space import Space
 from triosim.simulation import simulate_config
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from triosim.config import RunConfig
+from triosim.configuration_search.point import Point
+from triosim.configuration_search.spaces.cluster import Cluster, cluster_of
+from triosim.configuration_search.spaces.declaration import Declaration, of_texts, read_space, space_of, split_values
+from triosim.configuration_search.spaces.rules import RULES, validity_of
+from triosim.configuration_search.spaces.space import Space
+from triosim.configuration_search.spaces.subject import subject_of
 from triosim.errors import OptionError
-from triosim.search.point import Point
-from triosim.search.spaces.cluster import Cluster, cluster_of
-from triosim.search.spaces.declaration import Declaration, of_texts, read_space, space_of, split_values
-from triosim.search.spaces.rules import RULES, validity_of
-from triosim.search.spaces.space import Space
-from triosim.search.spaces.subject import subject_of
 
 TRACES = Path(__file__).resolve().parents[2] / "examples" / "traces"
 

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from triosim.configuration_search.point import Point, Value
+from triosim.configuration_search.spaces.cluster import cluster_of
+from triosim.configuration_search.spaces.layout import DATA_PARALLEL, Layout
+from triosim.configuration_search.spaces.space import INTERLEAVED, PLAIN, Space
 from triosim.errors import OptionError, nearest
-from triosim.search.point import Point, Value
-from triosim.search.spaces.cluster import cluster_of
-from triosim.search.spaces.layout import DATA_PARALLEL, Layout
-from triosim.search.spaces.space import INTERLEAVED, PLAIN, Space
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import pytest
 
 from triosim.cli import run
 from triosim.config import RunConfig
+from triosim.configuration_search.point import Point
+from triosim.configuration_search.spaces.declaration import of_arguments, of_texts, space_of, space_of_fingerprint
+from triosim.configuration_search.spaces.rules import validity_of
+from triosim.configuration_search.spaces.script import Script, varied_arguments
+from triosim.configuration_search.spaces.space import Space
+from triosim.configuration_search.spaces.subject import subject_of_script
 from triosim.errors import OptionError
-from triosim.search.point import Point
-from triosim.search.spaces.declaration import of_arguments, of_texts, space_of, space_of_fingerprint
-from triosim.search.spaces.rules import validity_of
-from triosim.search.spaces.script import Script, varied_arguments
-from triosim.search.spaces.space import Space
-from triosim.search.spaces.subject import subject_of_script
 
 SCRIPT = Script("train.py", ("--layers", "8"), ("--tp", "model.width"))
 ARGUMENTS = {"--tp": ("1", "2"), "model.width": ("64",)}

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from tests.search_spaces import GPT, LLAMA, MIXTURE, space
-from triosim.search.evaluation import Weigh
-from triosim.search.exact import Search
-from triosim.search.memory_order import smaller_points, weighing_order
-from triosim.search.objectives import Objectives
-from triosim.search.outcome import Memory, Outcome
-from triosim.search.point import Point
-from triosim.search.spaces.rules import validity_of
+from triosim.configuration_search.evaluation import Weigh
+from triosim.configuration_search.exact import Search
+from triosim.configuration_search.memory_order import smaller_points, weighing_order
+from triosim.configuration_search.objectives import Objectives
+from triosim.configuration_search.outcome import Memory, Outcome
+from triosim.configuration_search.point import Point
+from triosim.configuration_search.spaces.rules import validity_of
 
 EVERY = "recompute=full,selective,none data_parallel=ddp,zero1 sequence_parallel=no,yes"
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from triosim.configuration_search.exact import Searched
+from triosim.configuration_search.outcome import Figures, Outcome
+from triosim.configuration_search.point import Point
+from triosim.configuration_search.spaces.space import Space
 from triosim.output_files import PathLike
 from triosim.reports.pictures.plot import bare, draw_step_parts, legend, new_figure, save_figure, step_of, unit_of
 from triosim.results.values import RankTimes
-from triosim.search.exact import Searched
-from triosim.search.outcome import Figures, Outcome
-from triosim.search.point import Point
-from triosim.search.spaces.space import Space
 
 #: How many of the best points are drawn as bars.
 _BEST = 10

@@ -9,15 +9,15 @@ from itertools import product
 import pytest
 
 from tests.search_spaces import GPT, LLAMA, MIXTURE, space
+from triosim.configuration_search.evaluation import Simulate, Weigh
+from triosim.configuration_search.exact import Search, Searched
+from triosim.configuration_search.objectives import Objectives
+from triosim.configuration_search.outcome import Figures, Memory, Outcome
+from triosim.configuration_search.point import Point
+from triosim.configuration_search.spaces.rules import validity_of
+from triosim.configuration_search.spaces.space import Space
+from triosim.configuration_search.workers import processes
 from triosim.errors import OptionError
-from triosim.search.evaluation import Simulate, Weigh
-from triosim.search.exact import Search, Searched
-from triosim.search.objectives import Objectives
-from triosim.search.outcome import Figures, Memory, Outcome
-from triosim.search.point import Point
-from triosim.search.spaces.rules import validity_of
-from triosim.search.spaces.space import Space
-from triosim.search.workers import processes
 
 
 def searched(run: Space, objective: str = "step-time", within: float = 0.0, top: int = 1) -> Searched:

@@ -8,9 +8,9 @@ import random
 
 import pytest
 
+from triosim.configuration_search.objectives import Objectives, names
+from triosim.configuration_search.outcome import Figures, Memory, Outcome
 from triosim.errors import OptionError
-from triosim.search.objectives import Objectives, names
-from triosim.search.outcome import Figures, Memory, Outcome
 
 #: 64 samples of 2,048 tokens in 2 s on 8 GPUs of $3 an hour and 700 W each.
 STEP = Figures(2.0, 8, 32.0, 1.5, 0.2, 0.1, 0.0, tokens_per_s=65536.0, cost=8 * 3 * 2 / 3600, energy_j=8 * 700 * 2)

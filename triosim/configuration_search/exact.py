@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from triosim.search.memory_order import implied, weighing_order
-from triosim.search.objectives import Objectives, Scores
-from triosim.search.outcome import Outcome
-from triosim.search.point import Point
-from triosim.search.spaces.rules import Validity, validity_of
-from triosim.search.spaces.space import Space
+from triosim.configuration_search.memory_order import implied, weighing_order
+from triosim.configuration_search.objectives import Objectives, Scores
+from triosim.configuration_search.outcome import Outcome
+from triosim.configuration_search.point import Point
+from triosim.configuration_search.spaces.rules import Validity, validity_of
+from triosim.configuration_search.spaces.space import Space
 
 #: Finds out something of points, and yields them with their outcomes in any order; points are drawn when they are needed.
 Evaluate = Callable[[Iterable[Point]], Iterator[tuple[Point, Outcome]]]

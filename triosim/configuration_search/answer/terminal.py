@@ -7,11 +7,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from triosim.reports.terminal.tables import facts_table, note_lines, percent, plain_text, spaced, table
-from triosim.search.exact import Searched
-from triosim.search.outcome import Outcome
-from triosim.search.point import Point
-from triosim.search.report import (
+from triosim.configuration_search.answer.report import (
     SHOWN,
     Neighbour,
     certificate,
@@ -20,6 +16,10 @@ from triosim.search.report import (
     held_back_by,
     neighbours_of_best,
 )
+from triosim.configuration_search.exact import Searched
+from triosim.configuration_search.outcome import Outcome
+from triosim.configuration_search.point import Point
+from triosim.reports.terminal.tables import facts_table, note_lines, percent, plain_text, spaced, table
 from triosim.units import format_rate, format_time
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from triosim import gpus as catalogue
 from triosim.config import RunConfig
+from triosim.configuration_search.spaces.script import Script
 from triosim.errors import TriosimError
 from triosim.gpus import DEFAULT_GPU
 from triosim.models.catalogue import with_layers
 from triosim.models.description import find_model
 from triosim.pipeline.reading import TraceLike, is_described, read
-from triosim.search.spaces.script import Script
 from triosim.trace import Trace
 
 #: The sizes of a described model that divide among GPUs.

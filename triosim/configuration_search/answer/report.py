@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triosim.search.exact import Searched
-from triosim.search.likelihood import chance_of_being_faster
-from triosim.search.outcome import Figures, Outcome
-from triosim.search.point import Point, Value
-from triosim.search.spaces.rules import broken_rule, rules_without
+from triosim.configuration_search.answer.likelihood import chance_of_being_faster
+from triosim.configuration_search.exact import Searched
+from triosim.configuration_search.outcome import Figures, Outcome
+from triosim.configuration_search.point import Point, Value
+from triosim.configuration_search.spaces.rules import broken_rule, rules_without
 
 SCHEMA = "triosim-search/1"
 

@@ -7,12 +7,12 @@ import random
 import pytest
 
 from tests.search_spaces import GPT, MIXTURE, space
+from triosim.configuration_search.bounds import IdleCollectives, lower_bound
+from triosim.configuration_search.evaluation import Weigh, shortened
+from triosim.configuration_search.spaces.rules import validity_of
 from triosim.pipeline.planning import plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import read
-from triosim.search.bounds import IdleCollectives, lower_bound
-from triosim.search.evaluation import Weigh, shortened
-from triosim.search.spaces.rules import validity_of
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,14 @@ from typing import Any
 from triosim import yaml_lines
 from triosim.config import COMMON, RunConfig, flags
 from triosim.config.run_config import option_named
+from triosim.configuration_search.point import Point, Value
+from triosim.configuration_search.spaces.cluster import cluster_of
+from triosim.configuration_search.spaces.layout import DATA_PARALLEL, SIZES, multiple
+from triosim.configuration_search.spaces.rules import rules_without
+from triosim.configuration_search.spaces.script import Script
+from triosim.configuration_search.spaces.space import MEMORY_ERROR, Axis, Space
+from triosim.configuration_search.spaces.subject import SearchSubject, subject_of, subject_of_script
 from triosim.errors import OptionError, nearest
-from triosim.search.point import Point, Value
-from triosim.search.spaces.cluster import cluster_of
-from triosim.search.spaces.layout import DATA_PARALLEL, SIZES, multiple
-from triosim.search.spaces.rules import rules_without
-from triosim.search.spaces.script import Script
-from triosim.search.spaces.space import MEMORY_ERROR, Axis, Space
-from triosim.search.spaces.subject import SearchSubject, subject_of, subject_of_script
 
 #: Options that no axis can be: those of the subject, of the output, and mappings.
 _FIXED = frozenset({"trace_format", "conditions", "options", "timeline", "links", "fail_on_oom", "iterations", "draws"})

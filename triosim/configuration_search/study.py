@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import triosim
+from triosim.configuration_search.outcome import Outcome
 from triosim.errors import OutputError, TriosimError
 from triosim.output_files import PathLike, check_writable
-from triosim.search.outcome import Outcome
 
 SCHEMA = "triosim-study/1"
 

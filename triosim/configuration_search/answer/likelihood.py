@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from triosim.search.outcome import Figures
+from triosim.configuration_search.outcome import Figures
 
 #: The correlation of the errors that one source of doubt makes in two configurations of a model on a system. Measured pairs of
 #: one node fit 0.15 best, those of many nodes 0.25 (``python -m validation search_regret``).
