@@ -45,6 +45,7 @@ FLOORS = (
     *("triosim.extrapolators.deduplication", "triosim.extrapolators.core"),
     "triosim.conditions",
     "triosim.models",
+    "triosim.chakra",
     *("triosim.networks.calibration.fit", "triosim.networks.photonic", "triosim.networks.flow"),
     *("triosim.networks", "triosim.networks.calibration"),
     *("triosim.networks.collectives.algorithms", "triosim.networks.collectives", "triosim.networks.topology"),

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import validation
-from validation import end_to_end, search_regret
+from validation import astra_sim, end_to_end, search_regret
 from validation.report import DataAbsent, Row
 from validation.steps.sources import print_sources, worst
 
@@ -30,6 +30,8 @@ _WORST = 15
 def main() -> int:
     if sys.argv[1:2] == [search_regret.NAME] and len(sys.argv) > 2:  # of a table of its own
         return search_regret.main(sys.argv[2:])
+    if sys.argv[1:2] == [astra_sim.NAME]:
+        return astra_sim.main(sys.argv[2:])
     options = _options()
     scripts = [name for name in _scripts() if not options.names or name in options.names]
     fine = True

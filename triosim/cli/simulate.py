@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from typing import Any
 
+from triosim.cli import by_rules
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.cli.subject import TracePath, configured, named_reports, with_reports
@@ -40,6 +41,7 @@ OPTIONS = (
         "Run again with the GPUs, and each kind of link, twice as fast; show what that saves."),
     o.FORMAT,
     o.QUIET,
+    *by_rules.OPTIONS,
 )
 # fmt: on
 
@@ -71,9 +73,16 @@ def command(trace: TracePath = None, **given: Any) -> None:
     The options of an earlier run, with another schedule:
     [cyan]triosim simulate --config result.json --schedule 1f1b[/]
 
+    A study of ASTRA-sim's, by its own rules:
+    [cyan]triosim simulate graphs/ --rules astra-sim -t network.yml --system system.json --groups comm_group.json[/]
+
     The task streams of a distributed script, as 'triosim capture --fake --world 64' wrote them:
     [cyan]triosim simulate streams.json.gz --topology dgx-h100[/]
     """
+    if given["rules"] is not None:
+        by_rules.simulate_by_rules(trace, given)
+        return
+    by_rules.refuse_without_rules(given)
     run = configured("simulate", trace, given, OPTIONS)
     named = [(report, given[option]) for option, report in _REPORTS.items() if given[option] is not None]
     run, written = with_reports(run, [*named, *named_reports(given["write"])], given["output"])

@@ -25,6 +25,7 @@ Kind = Literal[
 GENERAL = ""
 PARALLELISM, SYSTEM, CONDITION = "Parallelism", "System", "Conditions"
 TIMES, MODEL, OUTPUT = "Operator times", "Described model", "Output"
+CHAKRA = "Chakra graphs"
 #: How a configuration begins to name an object that no file can hold.
 OBJECT = "object "
 Command = Literal["simulate", "compare", "memory"]

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from triosim.config import parts as of_parts
 from triosim.config.option import (
+    CHAKRA,
     CONDITION,
     EVERY_COMMAND,
     GENERAL,
@@ -154,6 +155,12 @@ class RunConfig:
     image_layout: str | None = _model("choice", choices=("channels-first", "channels-last"), help=
         "The memory format of images in a convolutional network: channels-first, as PyTorch makes them (the default), or "
         "channels-last, which tensor cores read without a conversion.")
+    system: str | None = _option("file", metavar="FILE", panel=CHAKRA, help=
+        "ASTRA-sim's system.json: roofline, collectives.")
+    memory: str | None = _option("file", metavar="FILE", panel=CHAKRA, help=
+        "ASTRA-sim's remote_memory.json: the memory that loads and stores reach.")
+    groups: str | None = _option("file", metavar="FILE", panel=CHAKRA, help=
+        "ASTRA-sim's comm_group.json: the ranks of each communicator group.")
     timeline: bool = _option("flag", False, panel=OUTPUT, commands=(), help="Keep every task, for the timeline.")
     links: bool = _option("flag", False, panel=OUTPUT, commands=("simulate",), help=
         "Record the load of each link over time; show the busiest.")

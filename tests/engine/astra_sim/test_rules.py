@@ -1,0 +1,189 @@
+"""ASTRA-sim's rules, worked by hand: E is the endpoint delay, L a message's delay, R the reduction over local memory.
+
+Bandwidth is 50 GB/s of 2^30 bytes, so a message of m bytes takes L = floor(500 + m / 53.6870912) ns to the next rank, and
+R = 3 floor(m / 1600) ns.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chakra.graphs import SYSTEM, all_reduce, computation, message, node, write_graphs, write_inputs
+
+from triosim.chakra.nodes import CollectiveType, Node, NodeType
+from triosim.engine.astra_sim.run import Outcome, Settings, run
+from triosim.engine.astra_sim.study import StudyFiles, read_study, simulate_study
+from triosim.errors import SimulationError
+from validation import astra_sim
+from validation.report import DataAbsent
+
+E, SIZE, N = 10, 1 << 20, 8
+
+
+def delay(size: float, hops: int = 1) -> int:
+    return int(500 * hops + size / (50 * 2**30 / 1e9))
+
+
+def reduction(size: float) -> int:
+    return 3 * int(size / 1600)
+
+
+def outcome(
+    folder: Path, graphs: Sequence[Iterable[Node]], backend: str = "congestion-unaware", **inputs: Any
+) -> Outcome:
+    prefix = write_graphs(folder, graphs)
+    groups = inputs.pop("groups", None)
+    write_inputs(folder, len(graphs), **inputs)
+    if groups is not None:
+        (folder / "comm_group.json").write_text(groups, encoding="utf-8")
+    files = StudyFiles(
+        prefix, folder / "network.yml", folder / "system.json", None, groups and folder / "comm_group.json"
+    )
+    study = read_study(files)
+    return run(study.graphs, study.inputs, Settings(backend))
+
+
+def cycles(*given: Any, **inputs: Any) -> list[int]:
+    found = outcome(*given, **inputs)
+    assert not found.unfinished
+    return [found.ranks[rank].cycles for rank in sorted(found.ranks)]
+
+
+def collective(kind: CollectiveType, size: int = SIZE) -> list[list[Node]]:
+    one = node(1, NodeType.COMM_COLL, comm_type=int(kind), comm_size=size)
+    return [[one]] * N
+
+
+def with_algorithm(name: str, **keys: Any) -> dict[str, Any]:
+    lists = {key: [name] for key in SYSTEM if key.endswith("-implementation")}
+    return {**SYSTEM, **lists, **keys}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message_size", "expected"),
+    [
+        (CollectiveType.ALL_REDUCE, SIZE // N, 2 * (N - 1) * delay(SIZE / N) + (2 * N - 1) * E + (N - 1) * reduction(SIZE / N)),
+        (CollectiveType.REDUCE_SCATTER, SIZE // N, (N - 1) * (delay(SIZE / N) + reduction(SIZE / N)) + N * E),
+        (CollectiveType.ALL_GATHER, SIZE, (N - 1) * delay(SIZE) + N * E),
+        (CollectiveType.ALL_TO_ALL, SIZE // N, N * (N - 1) // 2 * (delay(SIZE / N) + E) + E),
+    ],
+)  # fmt: skip
+def test_a_ring(tmp_path: Path, kind: CollectiveType, message_size: int, expected: int) -> None:
+    """The bytes of each rank's messages are counted too: the last all-to-all has 28 steps of 7 peers."""
+    found = outcome(tmp_path, collective(kind))
+    assert {rank.cycles for rank in found.ranks.values()} == {expected}
+    assert found.dimension_bytes[0] % message_size == 0
+
+
+def test_chunks_that_run_one_at_a_time_take_their_time_each(tmp_path: Path) -> None:
+    four = cycles(tmp_path, collective(CollectiveType.ALL_GATHER), system={**SYSTEM, "preferred-dataset-splits": 4})
+    assert set(four) == {4 * ((N - 1) * delay(SIZE / 4) + N * E)}
+
+
+def test_a_remainder_adds_a_whole_chunk(tmp_path: Path) -> None:
+    size = 4 * 100_000 + 3
+    five = cycles(
+        tmp_path, collective(CollectiveType.ALL_GATHER, size), system={**SYSTEM, "preferred-dataset-splits": 4}
+    )
+    assert set(five) == {5 * ((N - 1) * delay(100_000) + N * E)}
+
+
+def test_direct_sends_to_all_at_once(tmp_path: Path) -> None:
+    found = cycles(tmp_path, collective(CollectiveType.ALL_REDUCE), system=with_algorithm("direct"), block="Switch")
+    assert set(found) == {2 * delay(SIZE / N, hops=2) + 3 * E + reduction(SIZE / N)}
+
+
+def test_halving_doubling_reduces_by_the_size_that_it_sends_next(tmp_path: Path) -> None:
+    found = cycles(
+        tmp_path,
+        collective(CollectiveType.ALL_REDUCE),
+        system=with_algorithm("halvingDoubling"),
+        block="FullyConnected",
+    )
+    down = sum(delay(SIZE / part) for part in (2, 4, 8))
+    assert set(found) == {2 * down + 7 * E + reduction(SIZE / 4) + reduction(SIZE / 8)}
+
+
+def test_links_send_one_message_after_another_where_congestion_is_modelled(tmp_path: Path) -> None:
+    """Ranks 0 and 1 send to 2 through a switch: the second message waits for the link from it."""
+    size = 1 << 20
+    sends = [[message(1, NodeType.COMM_SEND, size, peer=2)]] * 2
+    receives = [message(1, NodeType.COMM_RECV, size, peer=0), message(2, NodeType.COMM_RECV, size, peer=1)]
+    once = delay(size) - 500
+    assert max(cycles(tmp_path, [*sends, receives], block="Switch")) == delay(size, hops=2)
+    assert max(cycles(tmp_path, [*sends, receives], "congestion-aware", block="Switch")) == 2 * delay(size) + once
+
+
+def test_computing_and_communicating_overlap_and_two_collectives_do_not(tmp_path: Path) -> None:
+    both = [computation(1, 60), all_reduce(2, SIZE), all_reduce(3, SIZE)]
+    one = cycles(tmp_path, [[all_reduce(2, SIZE)]] * 4)
+    assert set(cycles(tmp_path, [both] * 4)) == {2 * one[0]}
+    assert one[0] > 30_000
+
+
+def test_the_free_node_with_the_lowest_id_is_issued_first(tmp_path: Path) -> None:
+    """Nodes 5 and 2 are free together, and 9 waits for 2 alone: it overlaps nothing, but comes before what waits for 5."""
+    graph = [computation(5, 10), computation(2, 1), all_reduce(9, 80, 2)]
+    found = outcome(tmp_path, [graph] * 2)
+    assert found.ranks[0].busy["computing"] == 11_000
+    assert found.ranks[0].cycles == 11_000
+
+
+def test_exposed_communication_is_what_no_computation_of_the_gpu_covers(tmp_path: Path) -> None:
+    found = outcome(tmp_path, [[computation(1, 7), all_reduce(2, 80, 1)]] * 2)
+    rank = found.ranks[0]
+    assert rank.exposed == rank.cycles - 7_000 == rank.busy["communicating"]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "inputs", "why"),
+    [
+        ([[message(1, NodeType.COMM_RECV, 8, peer=1)], []], {}, "it waits for messages or nodes that never come"),
+        ([[node(1, NodeType.COMM_COLL, comm_type=9, comm_size=8)]] * 2, {}, "a collective of type 9 is not simulated"),
+        ([[node(1, NodeType.MEM_LOAD, tensor_size=8)]] * 2, {}, "there is no remote memory"),
+        ([[all_reduce(1, 64, pg_name="3")]] * 2, {}, "there is no group 3"),
+        ([[all_reduce(1, 640)]] * 6, {"system": with_algorithm("halvingDoubling")}, "it waits for messages"),
+        ([[all_reduce(1, 64)]] * 2, {"system": {**SYSTEM, "endpoint-delay": 0}}, "takes no time at tick 0"),
+    ],
+)
+def test_what_never_ends_there_says_why(
+    tmp_path: Path, graphs: list[list[Node]], inputs: dict[str, Any], why: str
+) -> None:
+    found = outcome(tmp_path, graphs, **inputs)
+    assert 0 in found.unfinished
+    assert why in found.unfinished[0]
+    study = read_study(StudyFiles(tmp_path / "w", tmp_path / "network.yml", tmp_path / "system.json"))
+    with pytest.raises(SimulationError, match="does not end by ASTRA-sim's rules"):
+        simulate_study(study, Settings())
+
+
+def test_a_small_group_is_a_ring_in_the_listed_order(tmp_path: Path) -> None:
+    """Ranks 0, 2, 1, 3 on a ring of four: from 0 to 2 are two hops, 2 to 1 one, 1 to 3 two, 3 to 0 one; the slowest paces."""
+    graphs = [[all_reduce(1, SIZE, pg_name="1")] if rank < 4 else [] for rank in range(8)]
+    found = outcome(tmp_path, graphs, groups='{"1": [0, 2, 1, 3]}')
+    straight = outcome(tmp_path, graphs, groups='{"1": [0, 1, 2, 3]}')
+    assert found.ranks[0].cycles > straight.ranks[0].cycles
+    assert found.ranks[7].cycles == 0
+
+
+def test_a_sample_of_the_cases_ends_at_astra_sims_own_ticks() -> None:
+    try:
+        (row,) = astra_sim.rows()
+    except DataAbsent as absent:
+        pytest.skip(str(absent))
+    assert row.cases > 300
+    assert row.error == 0
+
+
+def test_the_results_file_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv.gz"
+    with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("case", "backend", "rank", "cycles"))
+        table.writerows([("a", "congestion_aware", 0, 7), ("b", "congestion_aware", "", "")])
+    assert astra_sim.read_results(path) == {("a", "congestion_aware"): {0: 7}, ("b", "congestion_aware"): {}}

@@ -1,0 +1,72 @@
+"""The graphs of all ranks: ``stem.RANK.et`` beside each other, gzipped or not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from triosim.chakra.graph import RankGraph, rank_graph
+from triosim.chakra.nodes import Node
+from triosim.chakra.reading import EtReader
+from triosim.errors import TraceError
+
+_NAME = re.compile(r"(.*)\.(\d+)\.et(\.gz)?")
+
+
+def rank_files(prefix: Path) -> dict[int, Path]:
+    """Return the file of each rank, of a folder or a ``folder/stem``. Raises ``TraceError`` where there is none."""
+    folder, stem = (prefix, None) if prefix.is_dir() else (prefix.parent, prefix.name)
+    found: dict[str, dict[int, Path]] = {}
+    for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+        match = _NAME.fullmatch(path.name)
+        if match is not None and stem in (None, match[1]):
+            found.setdefault(match[1], {})[int(match[2])] = path
+    if not found:
+        raise TraceError(
+            "there is no RANK.et of it", where=str(prefix), fix="give a folder, or 'folder/stem' of stem.0.et"
+        )
+    if len(found) > 1:
+        raise TraceError(f"it holds {' and '.join(sorted(found))}", where=str(prefix), fix="give one as 'folder/stem'")
+    (files,) = found.values()
+    return files
+
+
+def is_prefix(text: str) -> bool:
+    """Return whether a text names a folder or stem of execution traces."""
+    path = Path(text)
+    folder, stem = (path, None) if path.is_dir() else (path.parent, path.name)
+    return folder.is_dir() and any(
+        match is not None and stem in (None, match[1])
+        for match in map(_NAME.fullmatch, (one.name for one in folder.iterdir()))
+    )
+
+
+def read_workload(prefix: Path, ranks: int | None = None, *, lenient: bool = False) -> list[RankGraph]:
+    """Return the graph of every rank; of equal files the nodes are read once.
+
+    Raises ``TraceError`` where a rank has none, or a graph cannot be run.
+    """
+    files = rank_files(prefix)
+    ranks = max(files) + 1 if ranks is None else ranks
+    missing = next((rank for rank in range(ranks) if rank not in files), None)
+    if missing is not None:
+        raise TraceError(
+            f"rank {missing} of {ranks} has no file", where=str(prefix), fix=f"write {_beside(files, missing)}"
+        )
+    reader = EtReader()
+    return [
+        rank_graph(files[rank], nodes, lenient=lenient) for rank, nodes in enumerate(_read(reader, files, range(ranks)))
+    ]
+
+
+def _read(reader: EtReader, files: dict[int, Path], ranks: Iterable[int]) -> Iterable[list[Node]]:
+    for rank in ranks:
+        yield reader.nodes(files[rank])
+
+
+def _beside(files: dict[int, Path], rank: int) -> str:
+    example = next(iter(files.values()))
+    match = _NAME.fullmatch(example.name)
+    assert match is not None
+    return f"{match[1]}.{rank}.et"

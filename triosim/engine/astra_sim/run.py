@@ -1,0 +1,139 @@
+"""A run by ASTRA-sim's rules: when each rank's graph is finished, and which never are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from triosim.chakra.graph import RankGraph, rank_graph
+from triosim.chakra.groups import Groups
+from triosim.chakra.network_file import NetworkFile
+from triosim.chakra.reading import EtReader
+from triosim.chakra.remote_memory_file import RemoteMemoryFile
+from triosim.chakra.system_file import SystemFile
+from triosim.engine.astra_sim.bus import Bus
+from triosim.engine.astra_sim.clock import Clock, Timers
+from triosim.engine.astra_sim.collectives.collectives import Collectives, Layout
+from triosim.engine.astra_sim.collectives.scheduler import Scheduler
+from triosim.engine.astra_sim.faults import Stopped, Thrown
+from triosim.engine.astra_sim.messages import Messages
+from triosim.engine.astra_sim.networks import AstraNetwork, AwareNetwork, UnawareNetwork
+from triosim.engine.astra_sim.npu import Devices, Npu
+from triosim.engine.astra_sim.remote_memory import RemoteMemory
+from triosim.garbage_collector import without_collecting
+
+#: The networks, by the name of ASTRA-sim's backend.
+BACKENDS: Mapping[str, Callable[[Clock, NetworkFile], AstraNetwork]] = {
+    "congestion-unaware": UnawareNetwork,
+    "congestion-aware": AwareNetwork,
+}
+_WAITS = "it waits for messages or nodes that never come"
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What ASTRA-sim reads beside the graphs."""
+
+    network: NetworkFile
+    system: SystemFile
+    memory: RemoteMemoryFile = field(default_factory=RemoteMemoryFile)
+    groups: Groups = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of its command line, and which of its networks."""
+
+    backend: str = "congestion-unaware"
+    queues: int = 1
+    injection_scale: float = 1.0
+    rendezvous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRank:
+    """When a rank was finished, how much of that its GPU computed nothing, and for how long nodes of each kind ran; ns."""
+
+    cycles: int
+    exposed: int
+    busy: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The ranks that reported, why the others did not, and the bytes that crossed each dimension."""
+
+    ranks: Mapping[int, FinishedRank]
+    unfinished: Mapping[int, str]
+    dimension_bytes: Sequence[int]
+
+
+@without_collecting()
+def run(graphs: Sequence[RankGraph], inputs: Inputs, settings: Settings = Settings()) -> Outcome:
+    """Run all ranks until nothing happens any more."""
+    clock, npus, thrown = Clock(), list[Npu](), dict[int, str]()
+    crossed: Sequence[int] = ()
+    stopped = None
+    try:
+        network = BACKENDS[settings.backend](clock, inputs.network)
+        crossed = network.dimension_bytes
+        npus = _npus(clock, graphs, inputs, settings, network, thrown)
+        for npu in npus:
+            npu.start()
+        clock.run()
+    except Stopped as error:
+        stopped = str(error)
+    finished = {npu.rank: _finished(npu, npu.finished) for npu in npus if npu.finished is not None}
+    never = {npu.rank: npu.never_ends for npu in npus}
+    reasons = {rank: thrown.get(rank) or never.get(rank) or stopped or _WAITS for rank in range(len(graphs))}
+    return Outcome(finished, {rank: why for rank, why in reasons.items() if rank not in finished}, crossed)
+
+
+def _finished(npu: Npu, cycles: int) -> FinishedRank:
+    return FinishedRank(cycles, cycles - npu.computing, npu.busy.totals)
+
+
+def _npus(
+    clock: Clock,
+    graphs: Sequence[RankGraph],
+    inputs: Inputs,
+    settings: Settings,
+    network: AstraNetwork,
+    thrown: dict[int, str],
+) -> list[Npu]:
+    system = inputs.system
+    messages = Messages(clock, network, rendezvous=settings.rendezvous)
+    memory = RemoteMemory(inputs.memory)
+    layout = Layout(
+        tuple(one.npus for one in inputs.network.dimensions), settings.queues, inputs.groups, _custom_graphs()
+    )
+    delay = int(system.endpoint_delay * settings.injection_scale)
+    at_once = -(-system.active_chunks // settings.queues)
+    found = []
+    for rank, graph in enumerate(graphs):
+        timers = Timers(clock, _noting(thrown, rank))
+        bus = Bus(timers, delay, system.compute.memory_bandwidth, system.bus)
+        collectives = Collectives(system, layout, Scheduler(rank, bus, messages, at_once), timers)
+        devices = Devices(system.compute, timers, collectives, messages, memory, system.track_memory)
+        found.append(Npu(rank, graph, devices))
+    return found
+
+
+def _noting(thrown: dict[int, str], rank: int) -> Callable[[Thrown], None]:
+    def note(error: Thrown) -> None:
+        thrown.setdefault(rank, str(error))
+
+    return note
+
+
+def _custom_graphs() -> Callable[[Path, int], RankGraph]:
+    reader = EtReader()
+
+    @cache
+    def graph(prefix: Path, position: int) -> RankGraph:
+        path = prefix.with_name(f"{prefix.name}.{position}.et")
+        return rank_graph(path, reader.nodes(path), lenient=True)
+
+    return graph

@@ -1,0 +1,89 @@
+"""A study as it is given to ASTRA-sim: the files, read; and its result as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from triosim.chakra.graph import RankGraph
+from triosim.chakra.groups import read_groups
+from triosim.chakra.network_file import read_network
+from triosim.chakra.remote_memory_file import RemoteMemoryFile, read_remote_memory
+from triosim.chakra.system_file import read_system
+from triosim.chakra.workload import read_workload
+from triosim.engine.astra_sim.run import Inputs, Outcome, Settings, run
+from triosim.errors import SimulationError
+from triosim.units import format_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class StudyFiles:
+    """The files of a study: the prefix of the graphs, and those that ASTRA-sim's command line names.
+
+    Paths in ``system`` are relative to ``folder``, by default its own.
+    """
+
+    graphs: Path
+    network: Path
+    system: Path
+    memory: Path | None = None
+    groups: Path | None = None
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What was read, with notes on what ASTRA-sim would not read, or takes although it is wrong."""
+
+    graphs: Sequence[RankGraph]
+    inputs: Inputs
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the inputs."""
+        return (*self.inputs.system.notes, *(note for graph in self.graphs for note in graph.notes))
+
+
+def read_study(files: StudyFiles) -> Study:
+    """Return the study that files describe. Raises ``TriosimError`` for what ASTRA-sim does not take either."""
+    network = read_network(files.network)
+    ranks = prod(dimension.npus for dimension in network.dimensions)
+    inputs = Inputs(
+        network,
+        read_system(files.system, files.folder),
+        RemoteMemoryFile() if files.memory is None else read_remote_memory(files.memory),
+        {} if files.groups is None else read_groups(files.groups, ranks),
+    )
+    return Study(read_workload(files.graphs, ranks, lenient=True), inputs)
+
+
+def simulate_study(study: Study, settings: Settings) -> Outcome:
+    """Return when each rank is finished. Raises ``SimulationError`` where one never is."""
+    outcome = run(study.graphs, study.inputs, settings)
+    if outcome.unfinished:
+        rank, why = next(iter(outcome.unfinished.items()))
+        others = f"; ranks {format_ranks(outcome.unfinished)} do not" if len(outcome.unfinished) > 1 else ""
+        raise SimulationError(
+            f"rank {rank} does not end by ASTRA-sim's rules: {why}{others}",
+            where=str(study.graphs[rank].path),
+            fix="mend it, or leave out --rules",
+        )
+    return outcome
+
+
+def plain(outcome: Outcome, settings: Settings, notes: Sequence[str]) -> dict[str, Any]:
+    """Return an outcome as a JSON object, in ns."""
+    return {
+        "rules": "astra-sim",
+        "backend": settings.backend,
+        "cycles": max(rank.cycles for rank in outcome.ranks.values()),
+        "ranks": [
+            {"rank": number, "cycles": rank.cycles, "exposed_communication": rank.exposed, **rank.busy}
+            for number, rank in sorted(outcome.ranks.items())
+        ],
+        "dimension_bytes": list(outcome.dimension_bytes),
+        "notes": list(notes),
+    }
