@@ -56,6 +56,12 @@ def _value(value: Any) -> Any:
 MODELS: Mapping[str, Model] = _models()
 
 
+def _plain(name: str) -> str:
+    return re.sub("[-_]", "", name.strip().lower())
+
+
+_BY_PLAIN_NAME = {_plain(name): model for name, model in MODELS.items()}
+
 #: A name with other sizes: ``gpt3-175b(layers=24, hidden=2304)``.
 _CHANGED = re.compile(r"\s*([\w.-]+)\s*\((.*)\)\s*", re.DOTALL)
 
@@ -63,12 +69,14 @@ _CHANGED = re.compile(r"\s*([\w.-]+)\s*\((.*)\)\s*", re.DOTALL)
 def find(name: str) -> Model | None:
     """Return the model of a name, with the sizes that stand in parentheses behind it; None for no name of the catalogue.
 
-    Raises ``OptionError`` for what is no size of the model, or no value for it.
+    Case, ``-`` and ``_`` do not matter (``ViT-L-16``, ``Llama-3-8B``). Raises ``OptionError`` for what is no size of the
+    model, or no value for it.
     """
     match = _CHANGED.fullmatch(name)
-    if match is None or match[1] not in MODELS:
-        return MODELS.get(name)
-    model, sizes = MODELS[match[1]], {}
+    model = _BY_PLAIN_NAME.get(_plain(name if match is None else match[1]))
+    if match is None or model is None:
+        return model
+    sizes = {}
     known = {one.name: one for one in fields(model) if one.name != "name"}  # type: ignore[arg-type]
     for text in filter(str.strip, match[2].split(",")):
         key, _, value = (part.strip() for part in text.partition("="))

@@ -6,7 +6,6 @@ What simulates also takes a model's name, and the options of a description: see 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Hashable
 from functools import lru_cache
 from pathlib import Path
@@ -54,10 +53,10 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
     """
     path = Path(name)
     if not path.exists() and find(name) is None:
-        if os.sep in name or path.suffix in _ENDINGS:
+        if path.suffix in _ENDINGS:
             raise TraceError("there is no such file or directory", where=name)
         said = "there is no such file or directory, and no model of this name"
-        raise TraceError(said, where=name, fix=nearest_model(name))
+        raise TraceError(said, where=name, fix=nearest_model(path.name))
     chosen = {field: getattr(config, option.name) for field, option in DESCRIBED.items() if field != "batch"}
     choices = StepChoices(batch=samples, **chosen)
     gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
