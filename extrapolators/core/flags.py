@@ -36,9 +36,11 @@ VIRTUAL_STAGES = Option("virtual_stages", "whole", None, unit="stages", metavar=
 EP_TRANSPORT = Option(
     "ep_transport", "choice", "nccl", choices=("nccl", "deepep", "hybridep"), metavar="NAME", of_step=True, help=
     "ep: what carries tokens to experts and back: nccl (all-to-alls), or the dispatch and combine of deepep or hybridep.")
+EP_OVERLAP = Option("ep_overlap", "flag", False, of_training=True, of_step=True, help=
+    "ep: run the forward pass of a micro-batch beside the backward pass of another, which computes while tokens are sent.")
 # fmt: on
 
 FLAGS = (
     DP_STYLE, GRADIENT_DTYPE, BUCKET_SIZE, FIRST_BUCKET_SIZE, TP_STYLE, SEQUENCE_PARALLEL, STAGES, BALANCE_STAGES, SCHEDULE,
-    VIRTUAL_STAGES, EP_TRANSPORT,
+    VIRTUAL_STAGES, EP_TRANSPORT, EP_OVERLAP,
 )  # fmt: skip

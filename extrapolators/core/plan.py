@@ -12,7 +12,7 @@ from triosim.compute.compute_model import ComputeModel
 from triosim.config import Option, RunConfig, takes_text
 from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.core.extrapolator import Extrapolator
-from triosim.extrapolators.core.flags import GRADIENT_DTYPE
+from triosim.extrapolators.core.flags import EP_OVERLAP, GRADIENT_DTYPE
 from triosim.extrapolators.core.kept_programs import KEPT, ProgramSource, of_operators_alone
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.memory import MemoryFootprint
@@ -129,7 +129,7 @@ def plan(
     """
     parallelisms = Parallelisms.of(parallel, gpus, config)
     batch_size, micro_batches = batches(parallelisms, config, trace.batch_size)
-    schedule = accumulate(micro_batches)
+    schedule = accumulate(micro_batches, side_by_side=config.value_of(EP_OVERLAP))
     composition = _Composition(parallelisms, config)
     begun = replace(
         composition.begun(trace, batch_size // micro_batches, model),

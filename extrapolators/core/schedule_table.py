@@ -37,6 +37,8 @@ class Action:
         return f"{self.stage}{LETTERS[self.phase]}{self.micro_batch}"
 
 
+_WHOLE: tuple[ActionPhase, ...] = ("forward", "backward")
+
 #: Actions that run side by side; mostly it is one.
 Slot = tuple[Action, ...]
 
@@ -205,10 +207,27 @@ class ScheduleTable:
         return OptionError(f"{action} {what}", where=where, fix=fix)
 
 
-def accumulate(micro_batches: int) -> ScheduleTable:
-    """Return the schedule of gradient accumulation, or with one micro-batch of the plain step, on one rank."""
-    phases: tuple[ActionPhase, ...] = ("forward", "backward")
-    return ScheduleTable.of([[Action(0, phase, index) for index in range(micro_batches) for phase in phases]])
+def accumulate(micro_batches: int, *, side_by_side: bool = False) -> ScheduleTable:
+    """Return the schedule of gradient accumulation, or with one micro-batch of the plain step, on one rank.
+
+    ``side_by_side`` runs the forward pass of a micro-batch beside the backward pass of the one before it.
+    """
+    forward, backward = ([Action(0, phase, index) for index in range(micro_batches)] for phase in _WHOLE)
+    return ScheduleTable((in_turn(forward, backward, ahead=int(side_by_side), side_by_side=side_by_side),))
+
+
+def in_turn(
+    forward: Sequence[Action], backward: Sequence[Action], *, ahead: int, side_by_side: bool = False
+) -> tuple[Slot, ...]:
+    """Return the first ``ahead`` forward passes, then one forward and one backward in turn, then the other backward passes.
+
+    ``side_by_side`` runs one forward and one backward at once, in a slot.
+    """
+    ahead = min(ahead, len(forward))
+    pairs = list(zip(forward[ahead:], backward, strict=False))
+    middle = pairs if side_by_side else [(action,) for pair in pairs for action in pair]
+    alone = [(action,) for action in backward[len(forward) - ahead :]]
+    return (*((action,) for action in forward[:ahead]), *middle, *alone)
 
 
 def in_flight(schedule: ScheduleTable, rank: int, weight: Callable[[int], float] | None = None) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
 from triosim.extrapolators.core.lowering import (
@@ -146,38 +147,57 @@ class TrainingLoop:
         return tuple(hooks.parameter_key(block) for hooks in self._parameter_hooks)
 
     def _side_by_side(self, acts: Sequence[ScheduledAction]) -> TaskStream:
-        """Run several actions at once, each on a stream of its own.
+        """Run several actions at once, each on a stream of its own; they compute in turn, each up to its next collective.
 
-        They begin together and end together: their results are sent when all have run. The compute units take turns, so
-        that computation gains nothing; while one action communicates, the other computes.
+        They begin together and end together: their results are sent when all have run. Computation gains nothing; while one
+        action communicates, the other computes, as in DualPipe and in Megatron-Core's ``combined_1f1b``.
         """
-        begun = yield Record()
+        computed = yield Record()
         running: dict[str, TaskStream] = {}
         for number, act in enumerate(acts):
             stream = COMPUTE_STREAM if not number else f"{COMPUTE_STREAM} {number + 1}"
             running[stream] = self._act(act)
-            if number:
-                yield Wait((begun,), stream=stream)
+            yield Wait((computed,), stream=stream)
         streams = tuple(running)
         answers: dict[str, Handle | None] = dict.fromkeys(streams)
-        sends: dict[str, list[Send]] = {stream: [] for stream in streams}
+        sends: list[Send] = []
         while running:
             for stream, tasks in tuple(running.items()):
-                try:
-                    task = tasks.send(answers[stream])
-                except StopIteration:
+                turn = yield from self._turn(stream, tasks, answers, sends)
+                if turn is None:
                     del running[stream]
                     continue
-                if isinstance(task, Send):
-                    sends[stream].append(task)
-                    answers[stream] = None
-                else:
-                    answers[stream] = yield self._on(stream, task)
+                for other in running:
+                    if other != stream:
+                        yield Wait((turn,), stream=other)
         ends = []
         for stream in streams[1:]:
             ends.append((yield Record(stream=stream)))
         yield Wait(tuple(ends))
-        yield from (send for some in sends.values() for send in some)  # a generator, which can be answered
+        yield from (send for send in sends)  # a generator, which can be answered
+
+    def _turn(
+        self, stream: str, tasks: TaskStream, answers: dict[str, Handle | None], sends: list[Send]
+    ) -> Generator[Task, Any, Handle | None]:
+        """Yield the tasks of an action up to its next collective, and return what fires when all before it has run.
+
+        The ``answers`` to the tasks of each action, and what it ``sends``, are kept. Return None where the action is over.
+        """
+        while True:
+            try:
+                task = tasks.send(answers[stream])
+            except StopIteration:
+                return None
+            if isinstance(task, Send):
+                sends.append(task)
+                answers[stream] = None
+                continue
+            computed: Handle | None = None
+            if isinstance(task, Collective) and task.blocks:
+                computed = yield Record(stream=stream)
+            answers[stream] = yield self._on(stream, task)
+            if computed is not None:
+                return computed
 
     def _on(self, stream: str, task: Task) -> Task:
         """Return a task of the compute stream on another stream, or a task that is issued from it."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from triosim.config import Option
 from triosim.config.run_config import RunConfig
 from triosim.extrapolators.core.extrapolator import EXPERT_ORDER, Extrapolator
-from triosim.extrapolators.core.flags import EP_TRANSPORT
+from triosim.extrapolators.core.flags import EP_OVERLAP, EP_TRANSPORT
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.expert.deepep import DeepEPSettings
@@ -41,6 +41,7 @@ class ExpertParallel(Extrapolator):
         Option("capacity", "number", None,
                "ep: the most tokens that an expert takes, as a multiple of the mean; others are dropped. By default no limit."),
         EP_TRANSPORT,
+        EP_OVERLAP,
         Option("deepep_sms", "whole", 20, least=2, unit="multiprocessors",
                help="ep, deepep or hybridep: multiprocessors of a kernel for training; 20 is DeepEP's default."),
         Option("deepep_dispatch", "choice", "fp8", choices=("fp8", "as-is"),

@@ -132,6 +132,22 @@ def test_megatron_clamps_gates_and_adds_biases_of_experts_operator_by_operator_b
     assert "aten::clamp" not in more(stack="te-fp8", dtype="bf16")
 
 
+def test_weights_and_biases_of_experts_are_added_in_fp32() -> None:
+    """The router's weights are in fp32, so that a bias times a weight is, and the sum until it is cast."""
+    sizes = replace(LLAMA, experts=4, experts_per_token=2, feed_forward=64, expert_bias=True)
+    trace = described(sizes, stack="megatron", dtype="bf16", optimizer="none")
+    of_experts = [o for o in trace.operators if o.layer.endswith("mlp.experts") and o.phase == "forward"]
+    dtypes = {o.name: (o.inputs[0].dtype, o.outputs[0].dtype) for o in of_experts}
+    assert dtypes["aten::mul"] == dtypes["aten::cat"] == ("float32", "float32")
+    assert (dtypes["aten::add"], dtypes["aten::_to_copy"]) == (("bfloat16", "float32"), ("float32", "bfloat16"))
+
+
+def test_angles_with_a_factor_have_no_fused_kernel() -> None:
+    fused, plain = (names(described(replace(LLAMA, yarn=yarn), stack="megatron")) for yarn in (False, True))
+    assert fused.count("fused::rotary_embedding") == 2 * LLAMA.layers
+    assert plain.count("fused::rotary_embedding") == 0 < plain.count("aten::neg")
+
+
 def test_deepseeks_router_multiplies_in_tf32_where_kernels_are_fused() -> None:
     """In all three products of a layer with experts; rotary embeddings of queries and of the shared key are a kernel each."""
 

@@ -157,6 +157,18 @@ def test_experts_are_divided_over_replicas_and_balanced(tmp_path: Path) -> None:
     assert "hybridep" in row(tmp_path, BRIDGE, line.replace("DGX-H100", "DGX-GB200")).case.arguments
 
 
+def test_mixtures_in_mxfp8_are_one_graph_from_a_release_on(tmp_path: Path) -> None:
+    """In which passes run side by side; a pipeline must be interleaved for that."""
+    line = "26.06.01 NeMo,Pre,DeepSeekV3,DGX-GB300,256,MXFP8,4096,1,4096,0,1,2,1,8,32.0,,1,1,10.4"
+    said = row(tmp_path, BRIDGE, line).case.arguments
+    assert "--ep-overlap" in said
+    assert said[said.index("--host-overhead") + 1] == "none"
+    for other in (("26.06", "26.04"), ("MXFP8", "FP8"), ("2,1,8,32", "2,1,,32"), ("DeepSeekV3", "GPT OSS 120B")):
+        assert "--ep-overlap" not in row(tmp_path, BRIDGE, line.replace(*other)).case.arguments
+    later = line.replace("26.06", "26.08").replace("DeepSeekV3", "GPT OSS 120B")
+    assert "--ep-overlap" in row(tmp_path, BRIDGE, later).case.arguments
+
+
 AUTOMODEL = (
     "Model,#GPUs,GBS,MBS,LBS,GA,Seq Length,TP,PP,CP,EP,VP,FSDP,Kernel Optimizations,"
     "Time per Global Step (s),phase,system"

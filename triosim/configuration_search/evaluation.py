@@ -17,6 +17,7 @@ from triosim.configuration_search.spaces.declaration import REPLICATED
 from triosim.configuration_search.spaces.layout import Layout
 from triosim.configuration_search.spaces.space import Space
 from triosim.errors import TriosimError
+from triosim.extrapolators.core.flags import EP_OVERLAP
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.schedule_table import ScheduleTable, accumulate, in_flight
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
@@ -118,7 +119,7 @@ def _peak_bytes(planned: PlannedRun, left_out: int) -> float:
 def _schedule(config: RunConfig, layout: Layout, micro_batches: int) -> ScheduleTable:
     if layout.pp > 1:
         return table_of(chosen_schedule(config), layout.pp, micro_batches, training=config.training)
-    schedule = accumulate(micro_batches)
+    schedule = accumulate(micro_batches, side_by_side=config.value_of(EP_OVERLAP))
     return schedule if config.training else schedule.forward_alone()
 
 

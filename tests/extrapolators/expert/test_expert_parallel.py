@@ -61,6 +61,20 @@ def test_tokens_are_dispatched_and_combined_forward_and_backward() -> None:
     assert between == [["aten::_grouped_mm"] * 2, [], ["GroupedMmBackward0"] * 2]
 
 
+def test_passes_side_by_side_hide_the_exchanges_of_all_but_the_first_forward_and_the_last_backward() -> None:
+    """Of four micro-batches, a fourth of the exchanges is exposed, as each is shorter than what is computed beside it."""
+    trace = describe("mixtral-8x7b(layers=4)", batch=1, sequence=4096, dtype="bf16", stack="megatron")
+    options: dict[str, Any] = {"options": {"load": "balanced"}, "batch_size": 4, "micro_batches": 4}
+
+    def exposed(**more: Any) -> float:
+        data = simulate(trace, "dp=8,ep=8", host_overhead="none", **options, **more).data
+        return sum(one.exposed_s for one in data.exposed_communication if one.axis == "ep")
+
+    in_turn = exposed()
+    assert in_turn > 0
+    assert exposed(ep_overlap=True) == pytest.approx(in_turn / 4, rel=1e-6)
+
+
 def test_inference_exchanges_twice() -> None:
     tasks = draw(experts("dp=4,ep=4", training=False).tasks(0))
     assert [type(task) for task in tasks if isinstance(task, AllToAll)] == [AllToAll] * 2

@@ -66,6 +66,20 @@ def test_interleaved_loses_a_vth_of_that(p: int, m: int, v: int) -> None:
         assert run.bubble(rank) == pytest.approx((p - 1) * (v * UNEVEN.all) / v, rel=1e-9)
 
 
+@pytest.mark.parametrize(("p", "m", "v"), [(1, 3, 1), (2, 4, 1), (4, 8, 1), (8, 4, 1), (2, 6, 5), (3, 3, 3), (4, 8, 3)])
+def test_passes_side_by_side_lose_no_more_than_those_in_turn(p: int, m: int, v: int) -> None:
+    """And hold the micro-batches of a whole pass more: with p stages, 2 (p - r) of 1F1B, and one more of interleaved."""
+    name, options = ("1f1b", {}) if v == 1 else ("interleaved", {"virtual_stages": v})
+    run = run_schedule(name, p, m, times=UNEVEN, ep_overlap=True, **options)
+    assert run.seconds == pytest.approx((m * v + p - 1) * UNEVEN.all, rel=1e-9)
+    alone, beside = (table(name, p, m, ep_overlap=said, **options) for said in (False, True))
+    beside.check()
+    for rank in range(p):
+        expected = 2 * (p - rank) if v == 1 else in_flight(alone, rank) + 1
+        assert in_flight(beside, rank) == min(expected, m * v)
+        assert {len(slot) for slot in beside.rows[rank][1:-1]} >= ({2} if m > 2 * p else set())
+
+
 @pytest.mark.parametrize("times", [ActionTimes(), UNEVEN, ActionTimes(1.0, 2.0, 0.5), ActionTimes(2.0, 1.0, 1.0)])
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (3, 5), (4, 8), (6, 6)])
 def test_zero_bubble_fills_with_weight_gradients(p: int, m: int, times: ActionTimes) -> None:

@@ -33,9 +33,10 @@ class Llama:
     et al. 2023), by default each has its own keys and values.
 
     With ``experts``, each token goes to ``experts_per_token`` of so many feed-forward networks, which have biases and clamp
-    their gates with ``expert_bias``. In the style of torchtitan (Liang et al. 2024), rotary embedding multiplies complex
-    numbers in fp32, and keys and values are repeated for the heads that share them; transformers of 2024 repeats them too, and
-    its loss copies the logits that have a next token.
+    their gates with ``expert_bias``. The angles of ``yarn`` have a factor (Peng et al. 2023), which Transformer Engine's fused
+    kernel does not take (Megatron-Core's ``apply_rotary_pos_emb``). In the style of torchtitan (Liang et al. 2024), rotary
+    embedding multiplies complex numbers in fp32, and keys and values are repeated for the heads that share them; transformers
+    of 2024 repeats them too, and its loss copies the logits that have a next token.
     """
 
     layers: int
@@ -52,6 +53,7 @@ class Llama:
     experts: int = 0
     experts_per_token: int = 2
     expert_bias: bool = False
+    yarn: bool = False
     style: Literal["transformers", "transformers-2024", "torchtitan"] = "transformers"
     name: str = "llama"
 
@@ -95,7 +97,7 @@ class Llama:
         return add(x, module("mlp", self._mlp, found, number, choices))
 
     def _attention(self, x: Value, angles: Angles, choices: ChoiceReader) -> Value:
-        rotate = fused.rotary_embedding if choices.fused() else rotary_embedding
+        rotate = fused.rotary_embedding if choices.fused() and not self.yarn else rotary_embedding
         if self.style == "torchtitan" and not choices.fused():
             rotate = complex_rotary_embedding
         kv_heads = self.kv_heads or self.heads

@@ -113,25 +113,27 @@ def _by_fused_kernels(x: Value, weights: Value, indices: Value, sizes: tuple[int
     both = tape.parameter("gate_up_proj", (count, 2 * feed_forward, hidden))
     down = tape.parameter("down_proj", (count, hidden, feed_forward))
     biased = biased and not float8.fits_experts(taken, both)
-    made = _by_group(taken, both, ends)
-    found = _by_group(gated_unit(_clamped(made) if biased else made, "silu"), down, ends)
+    made = module("act_fn", _gated, _by_group(taken, both, ends), clamped=biased)
+    found = _by_group(made, down, ends)
     if biased:
         found = _with_bias(found, weights)
     given, out = (found, weights, places), tape.new(x.shape, x.dtype)
     return tape.kernel("fused::unpermute_tokens", given, (out,), of=(found, weights), saved=given)
 
 
-def _clamped(both: Value) -> Value:
-    """Gates and what they multiply, with large ones clamped."""
-    gate, up = split(both, [both.shape[-1] // 2] * 2, -1)
-    return cat([clamp(gate), clamp(up, least=True)], -1)
+def _gated(both: Value, *, clamped: bool) -> Value:
+    """Gates times what they multiply, of which large ones are clamped."""
+    if clamped:
+        gate, up = split(both, [both.shape[-1] // 2] * 2, -1)
+        both = cat([clamp(gate), clamp(up, least=True)], -1)
+    return gated_unit(both, "silu")
 
 
 def _with_bias(found: Value, weights: Value) -> Value:
-    """Outputs with the biases of their experts, times the router's weights; one bias stands for all."""
+    """Outputs with the biases of their experts, times the router's weights, which are in fp32; one bias stands for all."""
     bias = found.tape.parameter("down_proj_bias", found.shape[1:])
-    spread = mul(unsqueeze(to(view(weights, (-1,)), found.dtype), -1), bias)
-    return cat([add(found, spread)], 0)  # of the pieces of all experts
+    spread = mul(unsqueeze(view(weights, (-1,)), -1), bias)
+    return to(cat([add(found, spread)], 0), found.dtype)  # of the pieces of all experts
 
 
 def mixture(
