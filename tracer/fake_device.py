@@ -88,10 +88,10 @@ class FakeDevice:
         self.recorder = recorder = Recorder()
         cpp_registration.install(patches)
         devices = self.devices if self.world is None else max(self.devices, min(self.world, fake_world.LOCAL_RANKS))
-        cuda_api.install(patches, self.gpu, devices, recorder)
-        patches.callback(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
         fake_mode = fake_tensor_mode()
         mode = DeviceMode(recorder, fake_mode)
+        cuda_api.install(patches, self.gpu, devices, recorder, mode.contents.seed)
+        patches.callback(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
         attention.install(patches, mode)
         cudnn_rnn.install(patches, mode)
         memory_formats.install(patches)

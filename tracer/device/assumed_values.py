@@ -1,7 +1,8 @@
 """The value that all elements of a fake tensor are assumed to have where a script reads it.
 
-It is known for tensors made of known numbers (zeros, ones, comparisons of such, differences of positions); everything else is
-assumed to be 1. So a loss is not NaN, a gradient scaler finds no overflow, and a mask masks nothing.
+Contents of small tensors are known by themselves (``triosim.tracer.device.known_contents``). Of larger ones the value is known
+where they are made of one known number (zeros, ones, comparisons of such, differences of positions); everything else is assumed
+to be 1. So a loss is not NaN, a gradient scaler finds no overflow, and a mask masks nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import Any
 
 import torch
 
-from triosim.tracer.device import consecutive_values
+from triosim.tracer.device import consecutive_values, known_contents
 
 Value = float | int | bool
 _NAME = "_triosim_value"
+_TRUTH = "_triosim_truth"
+#: How often in a row a loop finds it true, unknown, that any element is, and that a comparison holds.
+_ANY_IN_A_ROW, _COMPARED_IN_A_ROW = 4, 100
 
 
 def is_known(tensor: torch.Tensor) -> bool:
@@ -25,13 +29,11 @@ def is_known(tensor: torch.Tensor) -> bool:
 
 def _found(tensor: torch.Tensor) -> tuple[Value, bool]:
     """Return the value, and whether it is known; that of a real tensor with one element is its own."""
-    found: tuple[Value, bool] | None = getattr(tensor, _NAME, None)
-    if found is not None:
-        return found
-    if tensor.dim() or hasattr(tensor, "fake_device"):
-        return 1.0, False
-    with torch._C._DisableTorchDispatch():
-        return tensor.item(), True
+    contents = None if tensor.numel() != 1 else known_contents.of(tensor)
+    if contents is not None:
+        with torch._C._DisableTorchDispatch():
+            return contents.item(), True
+    return getattr(tensor, _NAME, (1.0, False))
 
 
 def value(tensor: Any) -> Value:
@@ -44,8 +46,18 @@ def value(tensor: Any) -> Value:
     return float(number) if tensor.dtype.is_floating_point else int(number)
 
 
+def most_in_a_row(tensor: torch.Tensor) -> int | None:
+    """Return how often in a row a loop is told that an unknown truth is true; None for always.
+
+    What waits for no element to be left then ends. That all elements are finite, for example, stays true.
+    """
+    return {"any": _ANY_IN_A_ROW, "all": None}.get(getattr(tensor, _TRUTH, ""), _COMPARED_IN_A_ROW)
+
+
 def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> None:
     """Note the value of a call's result, as far as its arguments tell. ``name`` is bare: ``add`` of ``aten::add_``."""
+    if name in ("any", "all"):
+        setattr(result, _TRUTH, name)
     difference = consecutive_values.learn(name, arguments, result)
     if difference is not None:
         setattr(result, _NAME, (difference, True))

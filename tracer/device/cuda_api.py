@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import types
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -234,9 +234,13 @@ def _properties(gpu: Gpu) -> types.SimpleNamespace:
     )
 
 
-def install(patches: Patches, gpu: Gpu, devices: int, recorder: Recorder) -> None:
-    """Let ``torch.cuda`` and ``torch.accelerator`` answer as with ``devices`` GPUs until the patches are undone."""
+def install(patches: Patches, gpu: Gpu, devices: int, recorder: Recorder, seed: Callable[[int], None]) -> None:
+    """Let ``torch.cuda`` and ``torch.accelerator`` answer as with ``devices`` GPUs until the patches are undone.
+
+    ``seed`` seeds the random numbers of all of them.
+    """
     patches.make(_patches(gpu, devices, recorder))
+    patches.make(_random(devices, seed))
     _recorders.append(recorder)
     patches.callback(_recorders.clear)
 
@@ -264,7 +268,6 @@ def _patches(gpu: Gpu, devices: int, recorder: Recorder) -> Iterator[Patch]:
     yield Patch(c, "_get_accelerator", lambda check=False: torch.device("cuda"))
     yield Patch(torch.version, "cuda", torch.version.cuda or "13.0")
     yield Patch(torch.backends.cuda, "is_built", _yes)
-    yield from _random(cuda, devices)
     yield from _memory(gpu, recorder)
     for name, value in (
         ("is_available", _yes), ("device_count", lambda: devices), ("synchronize", lambda device=None: recorder.host_waits()),
@@ -302,9 +305,9 @@ def _about_the_device(gpu: Gpu, devices: int) -> Iterator[tuple[str, Any]]:
     yield "set_sync_debug_mode", _nothing
 
 
-def _random(cuda: Any, devices: int) -> Iterator[Patch]:
-    """Yield patches of random state, of which there is none, because no random number is drawn."""
-    generator = torch.Generator
+def _random(devices: int, seed: Callable[[int], None]) -> Iterator[Patch]:
+    """Yield patches of random numbers, of which only whole ones are drawn; their state cannot be read."""
+    cuda, generator = torch.cuda, torch.Generator
     state = torch.zeros(16, dtype=torch.uint8)
     yield Patch(torch, "Generator", _generator_on_the_cpu(generator))
     yield Patch(cuda, "default_generators", tuple(generator() for _ in range(devices)))
@@ -312,7 +315,7 @@ def _random(cuda: Any, devices: int) -> Iterator[Patch]:
         for name, value in (
             ("get_rng_state", lambda device=None: state), ("set_rng_state", _nothing), ("initial_seed", lambda: 0),
             ("get_rng_state_all", lambda: [state] * devices), ("set_rng_state_all", _nothing), ("seed", _nothing),
-            ("manual_seed", _nothing), ("manual_seed_all", _nothing), ("seed_all", _nothing),
+            ("manual_seed", seed), ("manual_seed_all", seed), ("seed_all", _nothing),
         ):  # fmt: skip
             yield Patch(owner, name, value)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):

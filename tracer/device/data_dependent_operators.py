@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from triosim.tracer.device import assumed_values
+from triosim.tracer.device import assumed_values, known_contents
+from triosim.tracer.device.dispatch_mode import DeviceMode
+from triosim.tracer.device.known_contents import KnownContents, flat
 from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.recorder import Recorder, on_device
-
-if TYPE_CHECKING:
-    from triosim.tracer.device.dispatch_mode import DeviceMode
 
 aten = torch.ops.aten
 
@@ -25,14 +25,16 @@ aten = torch.ops.aten
 def install(patches: Patches, mode: DeviceMode) -> None:
     """Run these operators until the patches are undone. Those that read a value make the host wait for it."""
     _install_ctc_loss(patches, mode)
-    mode.add_shape_rules(_Rules(mode.recorder).by_operator())
+    rules = _Rules(mode.recorder, mode.contents)
+    mode.add_shape_rules({function: rules.known_or(function, rule) for function, rule in rules.by_operator().items()})
 
 
 class _Rules:
     """Rules for the results of operators. The recorder is told which value each assumes."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, contents: KnownContents) -> None:
         self._recorder = recorder
+        self._contents = contents
 
     def by_operator(self) -> Mapping[Any, Callable[..., Any]]:
         """Return the rule of each operator."""
@@ -55,6 +57,24 @@ class _Rules:
             ),
         }
 
+    def known_or(self, function: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that computes an operator's result where all it reads is known, and else follows a rule."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            given = list(flat((*args, *kwargs.values())))
+            indices = args[1] if function is aten.index.Tensor else ()
+            has_size = function is aten.index.Tensor and not any(_is_mask(one) for one in indices)
+            if has_size or not all(known_contents.is_known(one) for one in given):
+                return rule(*args, **kwargs)
+            found = self._contents.computed(function, args, kwargs)
+            if found is NotImplemented:
+                return rule(*args, **kwargs)
+            if any(on_device(one) for one in given):
+                self._recorder.value_read(known=True)
+            return tree_map_only(torch.Tensor, lambda real: _fake(real, given[0]), found)
+
+        return run
+
     def _assume(self, value: object) -> None:
         self._recorder.value_read(value, known=False)
 
@@ -68,6 +88,8 @@ class _Rules:
                 value, known = constant.item(), True
         else:
             value, known = assumed_values.value(tensor), assumed_values.is_known(tensor)
+        if not known and value is True:
+            value = self._recorder.reads.truth(assumed_values.most_in_a_row(tensor))
         if on_device(tensor) or not known:
             self._recorder.value_read(value, known=known)
         return value
@@ -146,6 +168,14 @@ class _Rules:
             for is_wanted, shape in zip(wanted, shapes, strict=True)
         ]
         return values, *others
+
+
+def _fake(real: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor with the contents of a real one, on another's device."""
+    made = torch.empty(real.shape, dtype=real.dtype, device=like.device)
+    if real.numel() <= known_contents.MOST_ELEMENTS:
+        known_contents.set_contents(made, real)
+    return made
 
 
 def _is_mask(index: Any) -> bool:

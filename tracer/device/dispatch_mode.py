@@ -1,8 +1,8 @@
 """The dispatch mode of the fake device: on it operators compute shapes alone, on the host small tensors are real.
 
 Below this mode is PyTorch's own ``FakeTensorMode``, which knows the shape that each operator returns. A tensor on the host
-of no more than a few megabytes is a real one, so that a script's settings, indices and labels have their values; a larger one
-(the weights before they move to the GPU) is a fake tensor.
+of whole numbers, or of no more than a few megabytes, is a real one, so that a script's settings, indices and labels have their
+values; a larger one (the weights before they move to the GPU) is a fake tensor.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
-from triosim.tracer.device import assumed_values, dtype_checks, memory_formats
+from triosim.tracer.device import assumed_values, dtype_checks, known_contents, memory_formats
+from triosim.tracer.device.known_contents import flat
 from triosim.tracer.device.shape_cache import ShapeCache
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
-#: Tensors that a script creates on the host are real up to this many elements ...
+#: Tensors of fractions that a script creates on the host are real up to this many elements ...
 MOST_MADE = 2**18
 #: ... and those that are computed from real ones, when these have no more than this many.
 MOST_COMPUTED = 2**24
+#: Whole numbers on the host (indices, labels, words) are always real, up to what no script holds there.
+MOST_WHOLE = 2**30
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -40,6 +43,7 @@ class OperatorInfo:
 
     def __init__(self, function: OpOverload) -> None:
         schema = function._schema
+        self.function = function
         self.name = schema.name
         self.bare = schema.name.partition("::")[2].rstrip("_")
         self.attributes = [
@@ -89,18 +93,6 @@ def _add_tensors(found: list[torch.Tensor], values: Iterable[Any]) -> None:
             found += flat(value)
 
 
-def flat(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an argument or a result."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from flat(one)
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from flat(one)
-
-
 class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The dispatch mode that runs each operator as far as it can, and records those on the device."""
 
@@ -114,6 +106,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
+        self.contents = known_contents.KnownContents()
         self._shapes = ShapeCache(fake_mode)
         self._muted = 0
         self._run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
@@ -168,7 +161,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs:
             _add_tensors(given, kwargs.values())
         fake = any(hasattr(tensor, "fake_device") for tensor in given)
-        if not fake and _is_real(given, args, kwargs):
+        if not fake and _is_real(function, given, args, kwargs):
             with torch._C._DisableTorchDispatch():
                 return function(*args, **({**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs))
         return self._on_device(function, info, given, args, kwargs)
@@ -204,7 +197,12 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = args[0]  # a real tensor that was to be changed in place
             elif hasattr(result, "fake_device"):
                 assumed_values.learn(info.bare, args, result)
+        if found is NotImplemented:
+            self.contents.follow(info, given, args, kwargs, result)
         self._record(info, given, args, kwargs, result)
+        if info.to_host and isinstance(result, FakeTensor) and not on_device(result):
+            real = known_contents.of(result)
+            return result if real is None else real
         return result
 
     def _record(
@@ -243,20 +241,37 @@ def _channels(count: int) -> Callable[..., Any]:
     return shapes
 
 
-def _is_real(given: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _is_real(function: Any, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an operator on real tensors, or on none, really runs: on the host and small enough, or on "meta"."""
     device = kwargs.get("device")
     if device is not None and device.type != "cpu":
         return device.type == "meta" and all(tensor.device.type in ("cpu", "meta") for tensor in given)
     if given:
         return all(
-            tensor.device.type == "meta" or (tensor.device.type == "cpu" and tensor.numel() <= MOST_COMPUTED)
+            tensor.device.type == "meta"
+            or (tensor.device.type == "cpu" and tensor.numel() <= (MOST_WHOLE if _is_whole(tensor) else MOST_COMPUTED))
             for tensor in given
         )
+    most = MOST_WHOLE if _makes_whole(function, args, kwargs) else MOST_MADE
     sizes = next((one for one in args if isinstance(one, (list, tuple))), None)
     if sizes is not None:
-        return math.prod(sizes) <= MOST_MADE
-    return all(abs(one) <= MOST_MADE for one in args if isinstance(one, (int, float)))
+        return math.prod(sizes) <= most
+    return all(abs(one) <= most for one in args if isinstance(one, (int, float)))
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _makes_whole(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator without tensors makes whole numbers: by its dtype, or by what it makes without one."""
+    dtype = kwargs.get("dtype")
+    if dtype is not None:
+        return not (dtype.is_floating_point or dtype.is_complex)
+    name = function._schema.name
+    if name in ("aten::arange", "aten::full"):
+        return all(isinstance(one, int) for one in args if not isinstance(one, (list, tuple)))
+    return name in ("aten::randperm", "aten::randint")
 
 
 def _fake_copies(given: list[torch.Tensor]) -> dict[int, torch.Tensor]:

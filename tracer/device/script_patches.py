@@ -21,9 +21,10 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.data import DataLoader
 
+from triosim.tracer.device import assumed_values, known_contents
 from triosim.tracer.eager import LEFT_OUT, compilation_patches
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.recorder.recorder import Recorder
+from triosim.tracer.recorder.recorder import Recorder, on_device
 
 #: What flex attention compiles: it is one operator anyway.
 _FLEX_ATTENTION = ("flex_attention", "_flex_attention_hop_wrapper")
@@ -107,6 +108,8 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(tensor, "is_pinned", lambda self, device=None: False)
     yield Patch(tensor, "record_stream", lambda self, stream: None)
     yield Patch(tensor, "numpy", _numpy(recorder))
+    yield Patch(tensor, "tolist", _tolist(recorder))
+    yield Patch(tensor, "__repr__", _repr)
     yield Patch(tensor, "__format__", _format)
     yield Patch(torch.UntypedStorage, "resize_", _resize(recorder))
     yield Patch(DataLoader, "__init__", _loader(recorder))
@@ -137,13 +140,51 @@ def _numpy(recorder: Recorder) -> Any:
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         if not isinstance(self, FakeTensor):
             return original(self, force=force)
-        import numpy
-
-        recorder.value_read("all 1", known=False)
-        dtype = torch.float32 if self.dtype == torch.bfloat16 else self.dtype
-        return numpy.ones(tuple(self.shape), dtype=str(dtype).removeprefix("torch."))
+        if on_device(self) and not force:
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )  # as PyTorch says it
+        return original(_contents(self, recorder))
 
     return numpy
+
+
+def _tolist(recorder: Recorder) -> Any:
+    original = torch.Tensor.tolist
+
+    def tolist(self: torch.Tensor) -> Any:
+        return original(_contents(self, recorder) if isinstance(self, FakeTensor) else self)  # type: ignore[no-untyped-call]
+
+    return tolist
+
+
+def _contents(tensor: torch.Tensor, recorder: Recorder) -> torch.Tensor:
+    """Return a fake tensor's contents as the host reads them: where they are unknown, all of them have one assumed value."""
+    known = known_contents.of(tensor)
+    if known is None:
+        value, is_known = assumed_values.value(tensor), assumed_values.is_known(tensor)
+        recorder.value_read(f"all {value}", known=is_known)
+        with torch._C._DisableTorchDispatch():
+            dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+            return torch.full(tensor.shape, value, dtype=dtype)
+    if on_device(tensor):
+        recorder.value_read(known=True)
+    return known
+
+
+_plain_repr = torch.Tensor.__repr__
+
+
+def _repr(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
+    """Print a tensor with known contents as PyTorch does on a GPU."""
+    known = known_contents.of(self) if isinstance(self, FakeTensor) and not self.is_meta else None
+    if known is None:
+        return _plain_repr(self, tensor_contents=tensor_contents)
+    with torch._C._DisableTorchDispatch():
+        text = _plain_repr(known)
+    extra = f", device='{self.device}'" if on_device(self) else ""
+    return f"{text[:-1]}{extra}{', requires_grad=True' if self.requires_grad else ''})"
 
 
 _plain_format = torch.Tensor.__format__

@@ -17,7 +17,8 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed import ProcessGroup
 
 from triosim.trace import Communication, CommunicationKind
-from triosim.tracer.device.dispatch_mode import DeviceMode, flat
+from triosim.tracer.device.dispatch_mode import DeviceMode
+from triosim.tracer.device.known_contents import flat
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.pytorch_version import required
 from triosim.tracer.recorder.recorder import Recorder, on_device

@@ -7,6 +7,10 @@ is small runs a whole forward and backward pass between two reads.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import FrameType
+
 from triosim.errors import CaptureError
 
 #: A loop is endless after this many reads of values at one line in a step ...
@@ -15,15 +19,30 @@ MOST_READS = 10_000
 MOST_PASSES, OPERATORS_OF_A_PASS = 500, 20
 
 
+_OURS = str(Path(__file__).resolve().parents[1])
+
+
 class ValueReads:
     """The counts of reads of assumed values by line of the script, from one step of the optimizer to the next."""
 
     def __init__(self) -> None:
         self._by_line: dict[str, tuple[int, int]] = {}  # count, and operators before the first
+        self._in_a_row: dict[
+            tuple[int, int], int
+        ] = {}  # truths that were true, by the frame and instruction that read them
 
     def forget(self) -> None:
         """Start counting again."""
         self._by_line = {}
+        self._in_a_row = {}
+
+    def truth(self, most: int | None) -> bool:
+        """Return an unknown truth: true, and once false when one place has found it true so often in a row."""
+        frame = _reading_frame()
+        place = (id(frame), frame.f_lasti)
+        count = self._in_a_row.get(place, 0)
+        self._in_a_row[place] = count + 1 if count != most else 0
+        return count != most
 
     def add(self, line: str, operators: int) -> None:
         """Count a read at a line, after so many operators of the step. Raises ``CaptureError`` for an endless loop."""
@@ -36,3 +55,11 @@ class ValueReads:
                 where=line,
                 fix="let it end after a fixed number of iterations, or capture on a device",
             )
+
+
+def _reading_frame() -> FrameType:
+    """Return the frame that asked PyTorch for a value: the script's, a library's or one of PyTorch's own modules."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame

@@ -32,10 +32,11 @@ def test_positions_go_up_by_one(start: int, samples: int) -> None:
 
 
 def test_what_starts_again_or_skips_is_not_known() -> None:
-    row = [torch.arange(8), torch.arange(0, 16, 2), torch.arange(8.0)]
+    length = 2**16 + 1  # of shorter ones all contents are known
+    row = [torch.arange(length), torch.arange(0, 2 * length, 2), torch.arange(float(length))]
     with fake_capture(H100) as capture:
-        packed = torch.cat([torch.arange(8, device="cuda"), torch.arange(8, device="cuda")])
-        changed = torch.arange(8, device="cuda")
+        packed = torch.cat([torch.arange(length, device="cuda"), torch.arange(length, device="cuda")])
+        changed = torch.arange(length, device="cuda")
         changed.mul_(2)
         for number, one in enumerate([packed, changed, *(one.cuda() for one in row[1:])], 1):
             with pytest.warns(CaptureWarning):  # each in a file of its own, for a line is named once

@@ -35,13 +35,13 @@ def device() -> Iterator[FakeDevice]:
 def test_a_result_is_as_long_as_is_said(
     device: FakeDevice, call: Callable[..., Any], shapes: list[tuple[int, ...]]
 ) -> None:
-    data, numbers = torch.randn(8, 4, device="cuda"), torch.randint(0, 8, (8,), device="cuda")
+    data, numbers = torch.randn(8, 4, device="cuda"), torch.randn(8, 4, device="cuda").argmax(1)
     found = call(data, numbers)
     assert [tuple(one.shape) for one in (found if isinstance(found, tuple) else (found,))] == shapes
 
 
 def test_what_is_taken_for_granted_is_said_and_what_is_known_is_not(device: FakeDevice) -> None:
-    data, numbers = torch.randn(8, 4, device="cuda"), torch.randint(0, 8, (8,), device="cuda")
+    data, numbers = torch.randn(8, 4, device="cuda"), torch.randn(8, 4, device="cuda").argmax(1)
     data.repeat_interleave(torch.full((8,), 3, device="cuda"), 0)
     assert device.notes == []
     with pytest.warns(UserWarning, match="assumed to be none of 10 or more"):
@@ -53,7 +53,7 @@ def test_what_is_taken_for_granted_is_said_and_what_is_known_is_not(device: Fake
 
 def test_nothing_says_how_many_bins_there_are(device: FakeDevice) -> None:
     with pytest.raises(RuntimeError, match="bincount"):
-        torch.bincount(torch.randint(0, 8, (8,), device="cuda"))
+        torch.bincount(torch.randn(8, 4, device="cuda").argmax(1))
 
 
 @pytest.mark.parametrize("joined", [False, True])
