@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 from triosim.config import RunConfig
 from triosim.configuration_search.evaluation import Simulate, Weigh
-from triosim.configuration_search.exact import Search, Searched
-from triosim.configuration_search.objectives import Objectives
+from triosim.configuration_search.exact import Searched
+from triosim.configuration_search.options import SearchOptions
 from triosim.configuration_search.point import Point
+from triosim.configuration_search.search import run_search
 from triosim.configuration_search.spaces.declaration import of_texts, space_of
 from triosim.configuration_search.spaces.rules import validity_of
 from triosim.configuration_search.spaces.space import Space
@@ -86,12 +87,7 @@ def main() -> None:
 def _search(name: str, space: Space, jobs: int, top: int) -> Searched:
     began = time.perf_counter()
     validity = validity_of(space)
-    with processes(Weigh(space), Simulate(space), jobs=jobs) as (weigh, simulate):
-
-        def weigh_in_runs(points):  # type: ignore[no-untyped-def]
-            return weigh(points, run=8)
-
-        found = Search(space, validity, Objectives.read("step-time"), weigh_in_runs, simulate, top).run()
+    found = run_search(space, validity, SearchOptions(top=top), lambda *_: None, jobs=jobs)
     seconds = time.perf_counter() - began
     fitting = found.count("simulated") + found.count("excluded")
     print(

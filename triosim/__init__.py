@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from triosim.configuration_search.answer.result import SearchResult as SearchResult
+    from triosim.configuration_search.search import search as search
     from triosim.errors import TriosimError as TriosimError
     from triosim.models.description import describe as describe
     from triosim.networks.topology import Topology as Topology
@@ -26,14 +28,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Operator", "Result", "Tensor", "Topology", "Trace", "TriosimError", "describe", "load_trace", "rank_memory", "save_trace",
-    "simulate",
+    "Operator", "Result", "SearchResult", "Tensor", "Topology", "Trace", "TriosimError", "describe", "load_trace",
+    "rank_memory", "save_trace", "search", "simulate",
 ]  # fmt: skip
 
 #: Where each public name is; imported when it is first asked for, so that ``import triosim`` costs nothing.
 _PLACES = {
     "Operator": "triosim.trace:Operator",
     "Result": "triosim.results.result:Result",
+    "SearchResult": "triosim.configuration_search.answer.result:SearchResult",
     "Tensor": "triosim.trace:Tensor",
     "Topology": "triosim.networks.topology:Topology",
     "Trace": "triosim.trace:Trace",
@@ -41,6 +44,7 @@ _PLACES = {
     "describe": "triosim.models.description:describe",
     "load_trace": "triosim.trace.formats:read",
     "save_trace": "triosim.trace.formats:write",
+    "search": "triosim.configuration_search.search:search",
     "rank_memory": "triosim.pipeline.rank_memory:rank_memory",
     "simulate": "triosim.simulation:simulate",
 }

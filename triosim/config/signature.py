@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from triosim.config.option import Option
@@ -16,10 +16,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def with_options(function: Function) -> Function:
     """Replace ``**options`` by a keyword for each option of a run, with its default, and list them in the docstring."""
+    return with_keywords(*COMMON.values(), *flags().values())(function)
+
+
+def with_keywords(*options: Option) -> Callable[[Function], Function]:
+    """Replace ``**options`` by a keyword for each of these, with its default, and list them in the docstring."""
+    return lambda function: _declared(function, options)
+
+
+def _declared(function: Function, every: Iterable[Option]) -> Function:
     signature = inspect.signature(function)
     own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
     names = {one.name for one in own}
-    options = [option for option in (*COMMON.values(), *flags().values()) if option.name not in names]
+    options = [option for option in every if option.name not in names]
     keywords = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default) for one in options]
     function.__signature__ = signature.replace(  # type: ignore[attr-defined]  # as inspect documents
         parameters=[*own, *keywords]

@@ -7,6 +7,7 @@ collectives on the idle network.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from triosim import gpus as catalogue
 from triosim.config import RunConfig
@@ -125,14 +126,17 @@ def _schedule(config: RunConfig, layout: Layout, micro_batches: int) -> Schedule
 
 @dataclass
 class Simulate:
-    """Simulates a point."""
+    """Simulates a point, on another ``network`` than the space's if one is given."""
 
     space: Space
+    network: Any = None
 
     def __call__(self, point: Point) -> Outcome:
         """Return its figures, or that it is refused."""
         try:
-            result = simulate_config(self.space.source(point), self.space.config(point))
+            config = self.space.config(point)
+            chosen = config if self.network is None else config.replaced(network=self.network)
+            result = simulate_config(self.space.source(point), chosen)
         except TriosimError as error:
             return Outcome(point.key, "refused", str(error))
         return Outcome(point.key, "simulated", figures=Figures.of(result), memory=memory_of(result))

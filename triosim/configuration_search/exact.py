@@ -4,6 +4,9 @@ Every valid point is weighed: one that does not fit is never timed. The others a
 until the next bound is worse than the last of the ``top`` best points, and than the best by more than the objectives' share
 ``within``: then no point that is left can be among them. Of several objectives, a point is left out if a simulated one is as
 good as its bounds in all, and better in one. What an objective knows no bound of leaves out nothing.
+
+A search may be *screened* by another network: then it is done on that one, and the best points that it finds are all that is
+simulated. This proves nothing, but the bounds still say how much better a point that is left may be.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from triosim.configuration_search.spaces.space import Space
 #: Finds out something of points, and yields them with their outcomes in any order; points are drawn when they are needed.
 Evaluate = Callable[[Iterable[Point]], Iterator[tuple[Point, Outcome]]]
 
+#: The phase of a search in which points are simulated.
+SIMULATIONS = "simulations"
+
 #: Called with the phase of a search, and how many of how many points are done at most.
 Tell = Callable[[str, int, int], None]
 
@@ -32,7 +38,8 @@ Tell = Callable[[str, int, int], None]
 class Searched:
     """The outcome of a search: of every valid point what was found, by its key.
 
-    ``interrupted`` says that not all points were weighed or not all bounds were met, so that nothing is proved.
+    ``interrupted`` says that not all points were weighed or not all bounds were met, ``screened`` that another network chose
+    the points that were simulated; of either, nothing is proved.
     """
 
     space: Space
@@ -41,6 +48,7 @@ class Searched:
     outcomes: Mapping[str, Outcome]
     seconds: float
     interrupted: bool = False
+    screened: bool = False
 
     def count(self, state: str) -> int:
         """Return how many valid points are in a state."""
@@ -100,7 +108,10 @@ def searched_by_study(space: Space, objectives: Objectives, outcomes: Mapping[st
 
 @dataclass
 class Search:
-    """A search under way. ``run`` may be ended by Ctrl-C: what was found until then is its answer."""
+    """A search under way. ``run`` may be ended by Ctrl-C: what was found until then is its answer.
+
+    ``screen`` simulates points on another network.
+    """
 
     space: Space
     validity: Validity
@@ -109,6 +120,7 @@ class Search:
     simulate: Evaluate
     top: int = 1
     tell: Tell = lambda *_: None
+    screen: Evaluate | None = None
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     #: Of one objective the best scores, of several those that none dominates.
     _scores: list[Scores] = field(default_factory=list)
@@ -118,11 +130,12 @@ class Search:
         began, interrupted = time.monotonic(), False
         try:
             self._weigh()
-            self._simulate()
+            self._simulate(self.validity.valid if self.screen is None else self._screened(self.screen))
         except KeyboardInterrupt:
             interrupted = True
         seconds = time.monotonic() - began
-        return Searched(self.space, self.validity, self.objectives, self._outcomes, seconds, interrupted)
+        screened = self.screen is not None
+        return Searched(self.space, self.validity, self.objectives, self._outcomes, seconds, interrupted, screened)
 
     def _weigh(self) -> None:
         points = weighing_order(self.space, self.validity.valid)
@@ -140,15 +153,34 @@ class Search:
             else:
                 self._outcomes[point.key] = outcome
 
-    def _simulate(self) -> None:
-        fitting = [point for point in self.validity.valid if self._outcomes[point.key].state == "excluded"]
-        ordered = sorted(fitting, key=lambda point: (self._bounds(point), point.key))
+    def _screened(self, screen: Evaluate) -> list[Point]:
+        """Return the best points that a search on another network finds."""
+
+        def weigh(points: Iterable[Point]) -> Iterator[tuple[Point, Outcome]]:
+            for point in points:
+                known = self._outcomes[point.key]
+                yield point, known if known.figures is None else replace(known, state="excluded", figures=None)
+
+        def tell(phase: str, done: int, most: int) -> None:
+            if phase == SIMULATIONS:
+                self.tell("screening", done, most)
+
+        found = Search(self.space, self.validity, self.objectives, weigh, screen, self.top, tell).run()
+        if found.interrupted:
+            raise KeyboardInterrupt
+        best = {one.key for one in (*found.ranked[: self.top], *self.objectives.front(found.ranked))}
+        return [point for point in self.validity.valid if point.key in best]
+
+    def _simulate(self, points: Iterable[Point]) -> None:
+        """Simulate those of some points that may be the best."""
+        waiting = [point for point in points if self._outcomes[point.key].state == "excluded"]
+        ordered = sorted(waiting, key=lambda point: (self._bounds(point), point.key))
         for done, (point, outcome) in enumerate(self.simulate(self._worth_simulating(ordered)), 1):
             weighed = self._outcomes[point.key]
             found = replace(outcome, memory=outcome.memory or weighed.memory, at_bound=weighed.at_bound)
             self._outcomes[point.key] = found
             self._keep(found)
-            self.tell("simulations", done, len(ordered))
+            self.tell(SIMULATIONS, done, len(ordered))
 
     def _worth_simulating(self, ordered: Iterable[Point]) -> Iterator[Point]:
         """Yield the points that what is found by then does not exclude."""

@@ -121,7 +121,7 @@ class Result(Reportable):
             for rank in parse_ranks(share.ranks)
         ]
         rows.sort(key=lambda row: row["rank"])
-        frame: pd.DataFrame = _pandas().DataFrame(rows, columns=["rank", "layer", *_columns(LayerShare)[1:]])
+        frame: pd.DataFrame = load_pandas().DataFrame(rows, columns=["rank", "layer", *_columns(LayerShare)[1:]])
         return frame
 
     @property
@@ -167,7 +167,7 @@ class Result(Reportable):
         recording, network = self.recorded_links()
         bounds = edges(recording.end, slots)
         found = {name: load.carried(bounds) for name, load in loads(network.rates, recording.end).items()}
-        frame: pd.DataFrame = _pandas().DataFrame(found, index=_pandas().Index(bounds[:-1], name="start_s"))
+        frame: pd.DataFrame = load_pandas().DataFrame(found, index=load_pandas().Index(bounds[:-1], name="start_s"))
         return frame
 
     # ---- files --------------------------------------------------------------------------------------------------
@@ -265,13 +265,14 @@ def _plain(value: Any) -> Any:
 
 def _frame(rows: tuple[Any, ...], kind: type) -> pd.DataFrame:
     names = [name for name in _columns(kind) if name != "per_rank"]
-    frame: pd.DataFrame = _pandas().DataFrame(
+    frame: pd.DataFrame = load_pandas().DataFrame(
         {name: [getattr(row, name) for row in rows] for name in names}, columns=names
     )
     return frame
 
 
-def _pandas() -> Any:
+def load_pandas() -> Any:
+    """Return the module pandas. Raises ``TriosimError`` where it is not installed."""
     try:
         import pandas
     except ImportError:

@@ -58,10 +58,11 @@ def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
         elif outcome.state == "excluded" and outcome.at_bound is not None:
             yield Neighbour(axis, value, outcome.at_bound.step_time_s / seconds - 1.0, at_least=True)
         else:
-            yield Neighbour(axis, value, None, reason=_reason(outcome, found.space.memory_margin))
+            yield Neighbour(axis, value, None, reason=reason_of(outcome, found.space.memory_margin))
 
 
-def _reason(outcome: Outcome, margin: float) -> str:
+def reason_of(outcome: Outcome, margin: float) -> str:
+    """Return why a point cannot be run."""
     if outcome.state != "out_of_memory" or outcome.memory is None:
         return outcome.reason
     needed, capacity = outcome.memory.peak_bytes / 2**30, outcome.memory.capacity_bytes / 2**30
@@ -85,8 +86,8 @@ def held_back_by(figures: Figures) -> str:
 
 
 def certificate(found: Searched) -> str:
-    """Return what is proved; "none" where the search was interrupted."""
-    if found.interrupted or found.best is None:
+    """Return what is proved; "none" where the search was interrupted, or screened by another network."""
+    if found.interrupted or found.screened or found.best is None:
         return "none"
     within, margin = found.objectives.within, found.space.memory_margin
     said = "none of the points that the memory rule admits is better"

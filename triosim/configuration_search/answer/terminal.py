@@ -15,6 +15,7 @@ from triosim.configuration_search.answer.report import (
     command_of,
     held_back_by,
     neighbours_of_best,
+    reason_of,
 )
 from triosim.configuration_search.exact import Searched
 from triosim.configuration_search.outcome import Outcome
@@ -105,10 +106,23 @@ def _change(one: Neighbour) -> str:
     return f"at least {one.change:+.1%}" if one.at_least else f"{one.change:+.1%}"
 
 
+def _least_memory(found: Searched) -> str | None:
+    """Return what the point needs that needs least memory; None where all are refused."""
+    weighed = [(one.memory.peak_bytes, one) for one in found.outcomes.values() if one.memory is not None]
+    if not weighed:
+        return None
+    _, least = min(weighed, key=lambda pair: (pair[0], pair[1].key))
+    return f"{found.space.summary(Point.read(least.key))} {reason_of(least, found.space.memory_margin)}"
+
+
 def _notes(found: Searched) -> Iterator[str]:
     if found.interrupted:
         yield "the search was interrupted: there may be better points"
+    elif found.screened:
+        yield "the points that were simulated are the best on another network: there may be better ones"
     elif found.best is None and found.count("simulated"):
         yield "no point reaches what the objective asks for"
+    elif found.best is None and (least := _least_memory(found)) is not None:
+        yield f"no point fits: {least}"
     reasons = dict.fromkeys(one.reason for one in found.outcomes.values() if one.state == "refused")
     yield from (f"refused: {reason}" for reason in list(reasons)[:3])

@@ -68,6 +68,17 @@ def of_texts(varied: Iterable[str], without_rules: Iterable[str] = ()) -> Declar
     return Declaration(axes, frozenset(without_rules))
 
 
+def of_mapping(varied: Mapping[str, Any], without_rules: Iterable[str] = ()) -> Declaration:
+    """Return the axes of names with their values. Raises ``OptionError``."""
+    rules_without(without_rules)
+    axes = {name: axis_of(name, _listed(values), f"vary {name}") for name, values in varied.items()}
+    return Declaration(axes, frozenset(without_rules))
+
+
+def _listed(values: Any) -> Sequence[Any]:
+    return values if isinstance(values, (list, tuple)) else [values]
+
+
 def of_arguments(arguments: Mapping[str, Sequence[str]]) -> Declaration:
     """Return the axes of a script's arguments, each of which may be any text."""
     return Declaration({name: Axis(name, tuple(values)) for name, values in arguments.items()})
@@ -92,8 +103,7 @@ def read_space(path: str) -> Declaration:
             raise OptionError(f"there is no key '{key}'", where=where(key), fix="known: vary, without_rules")
     axes: dict[str, Axis] = {}
     for name, values in content["vary"].items():
-        listed = values if isinstance(values, list) else [values]
-        axes[str(name)] = axis_of(str(name), listed, where("vary", str(name)))
+        axes[str(name)] = axis_of(str(name), _listed(values), where("vary", str(name)))
     left_out = content.get("without_rules") or []
     if not isinstance(left_out, list):
         raise OptionError("is not a list", where=where("without_rules"), fix="write [node, layers]")

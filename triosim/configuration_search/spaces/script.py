@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class Script:
         return shlex.join((*words, self.path, *self.arguments_at(point)))
 
 
-def varied_arguments(texts: list[str]) -> dict[str, tuple[str, ...]]:
+def varied_arguments(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the arguments of ``--vary-argument "--tp=1,2"`` with their values. Raises ``OptionError``."""
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
