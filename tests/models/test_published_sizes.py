@@ -77,6 +77,7 @@ PUBLISHED = {
     "resnet50": 25_557_032,
     "resnet152": 60_192_808,
     "resnext50_32x4d": 25_028_904,
+    "seresnext50_32x4d": 27_559_896,
     "wide_resnet50_2": 68_883_240,
     "vgg11": 132_863_336,
     "vgg13": 133_047_848,
@@ -88,7 +89,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
 def test_a_named_model_has_the_parameters_of_the_published_one(name: str, count: int) -> None:
-    length = None if name[:3] in ("vit", "res", "wid", "vgg", "den", "con", "eff") else 8
+    length = None if name[:3] in ("vit", "res", "wid", "vgg", "den", "con", "eff", "ser") else 8
     trace = triosim.describe(name, sequence=length, optimizer="none")
     assert sum(one.numel for one in trace.parameters.values()) == count
 

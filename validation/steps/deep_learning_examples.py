@@ -1,13 +1,15 @@
 """Training steps of NVIDIA's DeepLearningExamples on A100s and V100s under PyTorch: images, BERT, BART and the Transformer.
 
 A step's time follows from samples or words a second. What a row leaves open is in the examples' scripts: images a GPU, with
-their channels last in mixed precision; LAMB, whose time is taken as that of Adam; 384 words of fine-tuned BERTs;
-sentences of 32 words for translation, about the mean of WMT'14 in pieces of words; articles of CNN of about 800 pieces and
-summaries of about 100 for BART (See et al. 2017: 781 and 56 words), as many FLOPs as 400 of both. BERTs in fp16 are kept in
+their channels last in mixed precision, and SSD's in all; LAMB, whose time is taken as that of Adam; 384 words of fine-tuned
+BERTs; sentences of 32 words for translation, about the mean of WMT'14 in pieces of words; articles of CNN of about 800 pieces
+and summaries of about 100 for BART (See et al. 2017: 781 and 56 words), as many FLOPs as 400 of both. Each GPU sorts its
+articles by itself (``--sortish_sampler``), so that of several GPUs one mostly has articles of 1,024 pieces, the longest that
+are left, and the others wait for it: as many FLOPs as 512 of both. BERTs in fp16 are kept in
 it, with an optimizer on fp32 copies (``--allreduce_post_accumulation_fp16``; apex's O2 for fine-tuning), and predict masked
 words alone. Their pretraining reads ``phase1/unbinned`` and ``phase2/bin_size_64``: samples of 128 words are padded to it,
 those of 512, half of which Wikipedia fills (Krell et al. 2021, arXiv 2107.02027), to the end of their bin of 64. Mixed
-precision of others is autocast to fp16. Attention is its products: the measurements are of before FlashAttention. Other
+precision of others is autocast to fp16. BERT's and BART's attention is its products: they are from before FlashAttention. Other
 frameworks than PyTorch, and what is neither a plain transformer nor a plain convolutional network, are out of scope.
 """
 
@@ -24,14 +26,36 @@ from validation.steps.rows import Record, Row
 
 #: Images a GPU of convolutional networks, in mixed precision and in fp32 or TF32, by GPU: ``configs.yml`` of the examples.
 _BATCHES: Mapping[str, Mapping[str, tuple[int, int]]] = {
-    "A100": {"resnet50": (256, 256), "resnext101": (128, 128), "b0": (256, 256), "b4": (128, 64), "SSD": (64, 32)},
-    "V100-32GB": {"resnet50": (256, 112), "resnext101": (128, 64), "b0": (256, 128), "b4": (64, 32), "SSD": (64, 32)},
-    "V100-16GB": {"resnet50": (256, 112), "resnext101": (128, 64), "b0": (128, 64), "b4": (32, 16), "SSD": (64, 32)},
+    "A100": {
+        "resnet50": (256, 256),
+        "resnext101": (128, 128),
+        "se": (128, 128),
+        "b0": (256, 256),
+        "b4": (128, 64),
+        "SSD": (64, 32),
+    },
+    "V100-32GB": {
+        "resnet50": (256, 112),
+        "resnext101": (128, 64),
+        "se": (112, 64),
+        "b0": (256, 128),
+        "b4": (64, 32),
+        "SSD": (64, 32),
+    },
+    "V100-16GB": {
+        "resnet50": (256, 112),
+        "resnext101": (128, 64),
+        "se": (112, 64),
+        "b0": (128, 64),
+        "b4": (32, 16),
+        "SSD": (64, 32),
+    },
 }
 #: Model, and its name among the batches, by the name in the row.
 _IMAGES = {
     "resnet50v1.5": ("resnet50", "resnet50"),
     "resnext101-32x4d": ("resnext101_32x8d(width=4)", "resnext101"),
+    "se-resnext101-32x4d": ("seresnext101_32x4d", "se"),
     "SSD": ("ssd300", "SSD"),
     "efficientnet-b0": ("efficientnet_b0", "b0"),
     "efficientnet-b4": ("efficientnet_b4", "b4"),
@@ -49,7 +73,8 @@ _WORDS = {"128": 128, "512": 288}
 #: BERT with its vocabulary padded to a multiple of 8.
 PRETRAINED, FINE_TUNED = "bert-large(vocab=30528, masked=0.15)", "bert-large(vocab=30528, head=answers)"
 _WORDS_OF_FINE_TUNING = 384
-_WORDS_OF_SUMMARY = 400
+#: Words of an article, and as many of its summary, on one GPU and on several.
+_WORDS_OF_SUMMARY = (400, 512)
 
 
 class DeepLearningExamples(CommandFormat):
@@ -100,7 +125,8 @@ def _images(record: Record, gpu: str, path: str) -> tuple[str, int, dict[str, An
     count = re.search(r"Batch size / GPU=(\d+)", row)
     board = "A100" if gpu.startswith("A100") else gpu.replace("-SXM2", "")
     usual = _BATCHES[board][batches][0 if mixed else 1]
-    options = {"optimizer": "sgd", "image_layout": "channels-last" if mixed else None}
+    last = mixed or path.endswith("SSD")  # whose --data-layout is channels_last if nobody asks for another one
+    options = {"optimizer": "sgd", "image_layout": "channels-last" if last else None}
     return model, int(count[1]) if count else usual, options
 
 
@@ -115,12 +141,14 @@ def _translation(record: Record) -> tuple[str, int, dict[str, Any]]:
 
 
 def _summary(record: Record) -> tuple[str, int, dict[str, Any]]:
-    """Return the model, samples and options; the first number of a pair is that of TF32."""
+    """Return the model, samples and options; the first number of a pair is that of TF32. Pretraining names the words."""
     said = re.search(r"Batch size / GPU[^=|]*=(\d+), (\d+)", record.text("row"))
     record.check(said is not None, "no 'Batch size / GPU'", "give both of a pair")
     assert said is not None
     samples = int(said[2 if record.text("precision") == "mixed/FP16" else 1])
-    return "bart-large", samples, {"seq": _WORDS_OF_SUMMARY, "optimizer": "fused-adamw"}
+    length = re.search(r"Sequence [Ll]ength=(\d+)", record.text("row"))
+    words = length[1] if length else _WORDS_OF_SUMMARY[record.whole("gpus") > 1]
+    return "bart-large", samples, {"seq": words, "attention": "math", "optimizer": "fused-adamw"}
 
 
 def _bert(record: Record) -> tuple[str, int, dict[str, Any]]:
@@ -150,7 +178,7 @@ def _pair(name: str, row: str, place: int) -> int | None:
 
 def _gpu(record: Record) -> str:
     section = record.text("section")
-    found = re.search(r"(A100|V100)\D*(\d+)\s*GB?", section) or re.search(r"DGX-1 With (\d+)G", section)
+    found = re.search(r"(A100|V100)\D*(\d+)\s*GB?", section) or re.search(r"DGX-[12] With (\d+)G", section)
     record.check(found is not None, f"'section' is '{section}'", "known: A100, V100")
     assert found is not None
     board, memory = found.groups() if len(found.groups()) == 2 else ("V100", found[1])

@@ -37,13 +37,24 @@ def test_tensor_cores_reach_their_part_of_the_peak() -> None:
     assert seconds(convolution(256)) == pytest.approx(flops / (used.compute * 71e12) + used.launch)
 
 
-def test_channels_first_are_converted_in_half_precision_alone() -> None:
+def test_channels_first_are_converted_for_tensor_cores_alone() -> None:
     image = 64 * 256 * 56 * 56
     converted = 2.0 * 2 * 2 * image / (gpus.find("RTX-3090").bandwidth * DEFAULTS["convolution on tensor cores"].memory)
     assert seconds(convolution(256, channels_last=False)) - seconds(convolution(256)) == pytest.approx(converted)
-    for gpu, dtype in (("RTX-3090", "float32"), ("P100", "float16")):  # in float32, and without tensor cores
+    for gpu, dtype in (("V100", "float32"), ("P100", "float16")):  # in float32, and without tensor cores
         first, last = (convolution(256, channels_last=one, dtype=dtype) for one in (False, True))
         assert seconds(first, gpu) == seconds(last, gpu)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_convolution_in_tf32_takes_twice_as_long_as_in_half_precision(channels_last: bool) -> None:
+    """An A100 has half the rate in TF32, and numbers are twice as wide."""
+    launch = DEFAULTS["convolution in TF32"].launch
+    half, single = (
+        seconds(convolution(256, channels_last=channels_last, dtype=dtype), "A100-SXM") - launch
+        for dtype in ("float16", "float32")
+    )
+    assert single == pytest.approx(2.0 * half)
 
 
 def test_a_depthwise_convolution_is_bound_by_its_bytes() -> None:

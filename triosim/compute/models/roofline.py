@@ -67,8 +67,8 @@ class Efficiency:
 DEFAULTS = {
     "product": Efficiency(0.75, 0.6, (0.5, 0.5, 0.3), 4e-6),
     "convolution": Efficiency(0.7, 0.6, (0.5, 0.5, 0.4), 4e-6),
-    "convolution in TF32": Efficiency(0.4, 0.6, (0.5, 0.5, 0.4), 4e-6),
     "convolution on tensor cores": Efficiency(0.9, 0.7, (0.5, 0.35, 0.21), 4e-6),
+    "convolution in TF32": Efficiency(0.9, 0.7, (0.5, 0.5, 0.3), 4e-6),  # as in half precision
     "grouped convolution": Efficiency(0.6, 0.54, (0.5, 0.5, 0.4), 4e-6),
     "grouped gradient": Efficiency(0.04, 0.54, (0.5, 0.5, 0.5), 4e-6),
     "depthwise convolution": Efficiency(0.5, 0.33, (0.5, 0.35, 0.25), 4e-6),
@@ -97,7 +97,7 @@ _CLASSES: Mapping[str, Sequence[str]] = {
     "transposition": ("clone", "contiguous"),
     "copy": ("cat", "pad", "roll", "index", "slice_", "select_", "stack", "repeat"),
 }
-_HALF = ("float16", "bfloat16")
+_ON_TENSOR_CORES = ("float16", "bfloat16", "tf32")
 #: The bytes that depthwise convolutions, which execute many instructions for a number, move at most for each FLOP in float32:
 #: those of an RTX 3090.
 _MOST_BYTES_FOR_A_FLOP = 0.0263
@@ -251,7 +251,7 @@ def ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> Ceilings:
             if kind == "grouped convolution" and dtype == "float32":
                 arithmetic[row] *= _idle_lanes(forward or operator)
             factor[row] = uncertainty.power_limit_factor(gpu, dtype) if kind == "product" else 1.0
-            if kind in _CONVOLUTIONS and dtype in _HALF and has_tensor_cores(gpu):
+            if kind in _CONVOLUTIONS and dtype in _ON_TENSOR_CORES and has_tensor_cores(gpu):
                 converted[row] = _converted_bytes(operator) / gpu.bandwidth
         if features.kind(operator) == "recurrent":
             launches[row] = products.recurrent_steps(forward or operator)
@@ -299,10 +299,10 @@ def _bandwidth(gpu: gpus.Gpu, kind: str) -> float:
 def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
     """Return the FLOP/s that the efficiency of a class is a part of.
 
-    Of convolutions in half precision, it is what products attain, which is all of the peak on boards that halve it alone.
+    Of convolutions on tensor cores, it is what products attain, which is all of the peak on boards that halve it alone.
     """
     peak = gpu.rate(dtype)
-    if kind in _CONVOLUTIONS and dtype in _HALF:
+    if kind in _CONVOLUTIONS and dtype in _ON_TENSOR_CORES:
         return min(attainable_rate.DEFAULT.rate(gpu, dtype), energy.sustained_rate(gpu, dtype))
     if kind != "product":
         return peak

@@ -1,6 +1,7 @@
 """Convolutional networks as torchvision writes them: VGG, ResNet and DenseNet.
 
-Simonyan and Zisserman 2015; He et al. 2016 (with the stride in the 3 x 3 convolution) and Xie et al. 2017; Huang et al. 2017.
+Simonyan and Zisserman 2015; He et al. 2016 (with the stride in the 3 x 3 convolution), Xie et al. 2017, and with squeeze and
+excitation Hu et al. 2018; Huang et al. 2017.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triosim.models.architectures.images import class_loss, image_inputs
-from triosim.models.operators.elementwise import add, dropout, relu_in_place
+from triosim.models.operators.elementwise import add, dropout, mul, relu_in_place, sigmoid
 from triosim.models.operators.layers import (
     adaptive_average_pool,
     average_pool_2x2,
@@ -65,12 +66,16 @@ class VGG:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResNet:
-    """``blocks`` is their number in each stage; ``bottleneck`` blocks have three convolutions, with groups of ``width``."""
+    """``blocks`` is their number in each stage; ``bottleneck`` blocks have three convolutions, with groups of ``width``.
+
+    With ``squeezed``, a small network weighs a block's channels by their averages, of which it makes so many times fewer.
+    """
 
     blocks: Sequence[int]
     bottleneck: bool = True
     groups: int = 1
     width: int = 64
+    squeezed: int = 0
     image: int = 224
     classes: int = 1000
     sequence: int = 0
@@ -108,11 +113,21 @@ class ResNet:
                 f"conv{number}", convolution, found, width, kernel, stride=step, padding=kernel // 2, groups=groups
             )
             found = module(f"bn{number}", batch_norm, found)
+        if self.squeezed:
+            found = mul(found, module("squeeze", _channel_weights, found, found.shape[1] // self.squeezed))
         if found.shape != x.shape:
             x = module("downsample.0", convolution, x, found.shape[1], 1, stride=stride)
             x = module("downsample.1", batch_norm, x)
         found = add(found, x, in_place=True)
         return module("relu", relu_in_place, found)
+
+
+def _channel_weights(x: Value, squeezed: int) -> Value:
+    """Return the weight of each channel of an image, by two linear layers on the channels' averages."""
+    found = view(global_average_pool(x), (x.shape[0], -1))
+    found = module("relu", relu_in_place, module("squeeze", linear, found, squeezed))
+    found = module("sigmoid", sigmoid, module("expand", linear, found, x.shape[1]))
+    return view(found, (*x.shape[:2], 1, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
