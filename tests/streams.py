@@ -26,7 +26,7 @@ class OneBytePerSecond:
         return self.env.timeout(nbytes)
 
     def collective(self, kind: str, group: object, nbytes: float, **more: Any) -> simpy.Event:
-        self.asked.append((kind, group, nbytes, more["root"]))
+        self.asked.append((kind, group, nbytes, more.get("root")))
         return self.env.timeout(nbytes)
 
 

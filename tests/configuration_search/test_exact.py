@@ -35,6 +35,8 @@ EVERY_KIND = (
     (GPT, "pp=1,2 tp=1,2", {"conditions": {"slow_gpus": {1: 1.5}}}),
     (GPT, "pp=1,2 tp=1,2 recompute=none,selective", {"training": False}),
     (LLAMA, "tp=1,2 cp=1,2,4 pp=1,2 data_parallel=ddp,fsdp recompute=none,selective", {}),
+    (LLAMA, "tp=1,2 cp=2,4 pp=1,2 data_parallel=fsdp,zero1", {"options": {"cp": "all-gather"}}),
+    (GPT, "tp=1,2,4 pp=1,2 data_parallel=ddp,fsdp network=photonic", {}),
     (MIXTURE, "tp=1,2 ep=1,2,4 pp=1,2 data_parallel=ddp,zero1,fsdp", {}),
     (MIXTURE, "ep=2,4 pp=1,2", {"options": {"load": "zipf"}}),
 )

@@ -5,27 +5,36 @@ takes what it takes at least:
 
 - computing: the seconds of the operators of each rank, one after the other, none of which begins before its host has launched
   those ahead of it and itself; conditions make a GPU slower, never faster;
-- collectives that the computation waits for (tensor, context and expert parallelism): their time on the idle network, since
-  others on their links only delay them; nothing for those with unequal shares or another transport than NCCL;
+- collectives that the computation waits for (tensor, context and expert parallelism), and the hops of a ring: their time on the
+  idle network, since others on their links only delay them; nothing for those with unequal shares or another transport than
+  NCCL, and on a network that keeps circuits;
 - gradients and parameters along the data axes: the times of a stage's collectives on the idle network, one after the other on
   each stream. Reductions begin with the action that completes the first gradient, and end before the optimizer;
 - a parallelism that writes its tasks itself, and conditions under which GPUs differ or change: nothing, so that the bound is 0.
+
+The bound of a captured step is what its slowest rank computes, its launches included: what waits for what is found out when it
+is simulated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
+import simpy
+
 from triosim.conditions import Conditions
+from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Await, Block, Communicate, SendToStage, TransferKey
 from triosim.extrapolators.core.schedule_table import Action, ScheduleTable, Slot
 from triosim.networks.base import Network
+from triosim.networks.extensions import ContentionFree, FoldableNetwork
 from triosim.pipeline.planning import PlannedRun
 from triosim.tasks import Collective, CollectiveKind, Handle, Task
 from triosim.trace import Operator
@@ -35,21 +44,39 @@ _ROUNDED = 1.0 - 1e-9
 
 
 class IdleCollectives:
-    """The times of collectives on an idle network, each simulated once."""
+    """The times of collectives and transfers on an idle network, each simulated once.
+
+    A network on which they may be faster after others, as on circuits that are set up already, is given none: 0.
+    """
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._known: dict[tuple[CollectiveKind, tuple[int, ...], float], float] = {}
+        self._are_least = isinstance(network, (FoldableNetwork, ContentionFree))
+        self._known: dict[tuple[str, tuple[int, ...], float], float] = {}
 
     def seconds(self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float) -> float:
         """Return how long a collective takes by itself."""
         if len(ranks) < 2 or not nbytes:
             return 0.0
-        key = (kind, ranks, nbytes)
+        return self._timed((kind, ranks, nbytes), lambda: self._network.collective(kind, ranks, nbytes))
+
+    def hop_seconds(self, ranks: tuple[int, ...], rank: int, nbytes: float) -> float:
+        """Return how long a rank takes to send to the next one on a ring, and to receive from the one before."""
+        if len(ranks) < 2:
+            return 0.0
+        place = ranks.index(rank)
+        pairs = (rank, ranks[(place + 1) % len(ranks)]), (ranks[place - 1], rank)
+        return max(
+            self._timed(("send", pair, nbytes), partial(self._network.transfer, *pair, nbytes)) for pair in pairs
+        )
+
+    def _timed(self, key: tuple[str, tuple[int, ...], float], begin: Callable[[], simpy.Event]) -> float:
+        if not self._are_least:
+            return 0.0
         if key not in self._known:
             clock = self._network.env
             began = clock.now
-            clock.run(until=self._network.collective(kind, ranks, nbytes))
+            clock.run(until=begin())
             self._known[key] = clock.now - began
         return self._known[key]
 
@@ -60,11 +87,23 @@ def lower_bound(planned: PlannedRun, idle: IdleCollectives, schedule: ScheduleTa
     ``schedule`` is that of more micro-batches than are planned.
     """
     plan, conditions = planned.plan, planned.system.conditions
-    if not isinstance(plan, ParallelPlan) or plan.task_writer is not None:
-        return 0.0
     if conditions != Conditions(interference=conditions.interference):
         return 0.0
-    return _ROUNDED * _LongestPath(plan, idle, schedule, launches=planned.priced.launches is not None).seconds()
+    launches = planned.priced.launches is not None
+    if isinstance(plan, CapturedPlan):
+        return _ROUNDED * max(_computing(trace.operators, launches=launches) for trace, _ in plan.work)
+    if not isinstance(plan, ParallelPlan) or plan.task_writer is not None:
+        return 0.0
+    return _ROUNDED * _LongestPath(plan, idle, schedule, launches=launches).seconds()
+
+
+def _computing(operators: Iterable[Operator], *, launches: bool) -> float:
+    """Return when operators have run that the host launches in this order, on whichever streams."""
+    run = _Run()
+    for operator in operators:
+        if operator.communication is None:
+            run = run.and_then(operator.seconds, (operator.host_seconds or 0.0) if launches else 0.0)
+    return max(run.seconds, run.launched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +128,8 @@ class _Run:
 class _Event:
     """What happens after a run: a transfer is sent or awaited, or a collective that ``lasts`` so long begins beside it.
 
-    ``source`` is the stage that a transfer comes from; None for a collective that the action began itself.
+    ``source`` is the stage that a transfer comes from; None for a collective that the action began itself, after those that it
+    began on the same ``axis``.
     """
 
     run: _Run
@@ -97,6 +137,7 @@ class _Event:
     key: TransferKey
     lasts: float = 0.0
     source: int | None = None
+    axis: str = ""
 
 
 @dataclass(slots=True)
@@ -193,13 +234,13 @@ class _LongestPath:
         """Return when an action ends that begins now."""
         profile = self._profile(row, action)
         beside: dict[TransferKey, float] = {}
-        free = 0.0  # when the collectives beside the computation have ended
+        free: dict[str, float] = {}  # when the collectives of an axis beside the computation have ended
         for event in profile.events:
             now, key = self._after(row, event.run, now), event.key
             if event.what == "send":
                 self._sent[key, action.micro_batch] = now
             elif event.what == "beside":
-                free = beside[key] = max(free, now) + event.lasts
+                free[event.axis] = beside[key] = max(free.get(event.axis, 0.0), now) + event.lasts
             elif event.source is None:
                 now = max(now, beside[key])
             elif self._is_received(row, action, event):
@@ -234,7 +275,7 @@ class _LongestPath:
             elif isinstance(item, Communicate) and item.key is not None:
                 if seconds := self._seconds_of(item, rank):
                     beside.add(item.key)
-                    event = _Event(run, "beside", item.key, seconds)
+                    event = _Event(run, "beside", item.key, seconds, axis=item.axis)
             elif isinstance(item, SendToStage):
                 event = _Event(run, "send", item.key)
             elif isinstance(item, Await) and (item.key in beside or item.key in self._sources):
@@ -250,9 +291,12 @@ class _LongestPath:
         return (operator.host_seconds or 0.0) if self._launches else 0.0
 
     def _seconds_of(self, item: Communicate, rank: int) -> float:
-        if item.kind == "rotate" or item.shares is not None or item.transport is not None:
+        if item.shares is not None or item.transport is not None:
             return 0.0
-        return self._idle.seconds(item.kind, self._plan.mesh.group(item.axis, rank, item.parts).ranks, item.nbytes)
+        ranks = self._plan.mesh.group(item.axis, rank, item.parts).ranks
+        if item.kind == "rotate":
+            return self._idle.hop_seconds(ranks, rank, item.nbytes)
+        return self._idle.seconds(item.kind, ranks, item.nbytes)
 
     # ---- the data axes and the optimizer ------------------------------------------------------------------------
 
