@@ -31,7 +31,7 @@ from triosim.tracer.device import (
     undecomposed_operators,
 )
 from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
-from triosim.tracer.distributed import fake_world
+from triosim.tracer.distributed import data_parallel, fake_world, spawned_ranks
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.patches import Patches, only_capture
@@ -99,6 +99,9 @@ class FakeDevice:
         undecomposed_operators.install(patches)
         script_patches.install(patches, recorder, fake_mode)
         recorder.install(patches)
+        data_parallel.install(patches)
+        local = self.rank % fake_world.LOCAL_RANKS
+        spawned_ranks.install(patches, local, devices)
         if self.world is not None:
             self.groups = fake_world.install(
                 patches, recorder, mode, world=self.world, rank=self.rank, messages=self._messages

@@ -20,6 +20,7 @@ _NAME = "_triosim_value"
 _TRUTH = "_triosim_truth"
 #: How often in a row a loop finds it true, unknown, that any element is, and that a comparison holds.
 _ANY_IN_A_ROW, _COMPARED_IN_A_ROW = 4, 100
+_IN_A_ROW = {"any": _ANY_IN_A_ROW, "_is_any_true": _ANY_IN_A_ROW, "all": None, "_is_all_true": None}
 
 
 def is_known(tensor: torch.Tensor) -> bool:
@@ -51,12 +52,12 @@ def most_in_a_row(tensor: torch.Tensor) -> int | None:
 
     What waits for no element to be left then ends. That all elements are finite, for example, stays true.
     """
-    return {"any": _ANY_IN_A_ROW, "all": None}.get(getattr(tensor, _TRUTH, ""), _COMPARED_IN_A_ROW)
+    return _IN_A_ROW.get(getattr(tensor, _TRUTH, ""), _COMPARED_IN_A_ROW)
 
 
 def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> None:
     """Note the value of a call's result, as far as its arguments tell. ``name`` is bare: ``add`` of ``aten::add_``."""
-    if name in ("any", "all"):
+    if name in _IN_A_ROW:
         setattr(result, _TRUTH, name)
     difference = consecutive_values.learn(name, arguments, result)
     if difference is not None:
@@ -106,6 +107,7 @@ _ALWAYS = (_OVERWRITES - {"copy"}).union(_COMPARISONS, ("zeros", "ones", "full",
 _RULES: Mapping[str, Callable[..., Value]] = {
     **{name: _of_two(getattr(operator, name)) for name in (*_COMPARISONS, "add", "sub", "mul")},
     **dict.fromkeys(("clone", "detach", "view", "_to_copy", "any", "all", "max", "min", "alias", "expand"), _same),
+    **dict.fromkeys(("_is_any_true", "_is_all_true"), _same),
     **dict.fromkeys(("squeeze", "unsqueeze", "select", "slice", "lift_fresh", "amax", "amin", "mean"), _same),
     "copy": lambda target, source, *_: value(source),
     "div": _of_two(operator.truediv),

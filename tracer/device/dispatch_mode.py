@@ -60,14 +60,21 @@ class OperatorInfo:
         self.in_place = each or schema.name in _IN_PLACE_ONLY
         self.on_images = memory_formats.depends_on_format(schema.name)
         self.check = dtype_checks.check_of(self.bare)
+        self.is_composite = function._can_decompose()
         self.to_host = schema.name in ("aten::_to_copy", "aten::copy_")
+
+    def composition(self, given: Iterable[torch.Tensor]) -> Any:
+        """Return the dispatch key of a composite operator's kernel: one of the device's own, if there is one."""
+        keys = torch._C.DispatchKey
+        own = any(map(on_device, given)) and self.function.has_kernel_for_dispatch_key(keys.CUDA)
+        return keys.CUDA if own else keys.CompositeImplicitAutograd
 
     def attributes_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that a trace holds and are no tensors, by name."""
         found: dict[str, Any] = {}
         for position, name, default in self.attributes:
             value = args[position] if position < len(args) else kwargs.get(name, default)
-            if isinstance(value, (list, tuple)):
+            if isinstance(value, (list, tuple)) and not any(isinstance(one, torch.Tensor) for one in value):
                 found[name] = [one if isinstance(one, (bool, int, float, str)) else int(one) for one in value]
             elif isinstance(value, (bool, int, float, str)):
                 found[name] = value
@@ -164,6 +171,9 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not fake and _is_real(function, given, args, kwargs):
             with torch._C._DisableTorchDispatch():
                 return function(*args, **({**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs))
+        if info.is_composite and torch.is_inference_mode_enabled():
+            with self:  # autograd, which decomposes operators before they come here, is off
+                return function._op_dk(info.composition(given), *args, **kwargs)
         return self._on_device(function, info, given, args, kwargs)
 
     def _on_device(

@@ -104,6 +104,7 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(fake_tensor, "init_gpu_context", lambda device: None, missing="leave")  # asks the driver, in 2.11
     # PyTorch itself reads the addresses of tensors, and would warn of each fake one.
     yield Patch(torch._C, "_set_warn_deprecated_on_mutable_data_ptr", lambda tensor: None, missing="leave")
+    yield Patch(tensor, "data", _data())
     yield Patch(tensor, "pin_memory", lambda self, device=None: self)
     yield Patch(tensor, "is_pinned", lambda self, device=None: False)
     yield Patch(tensor, "record_stream", lambda self, stream: None)
@@ -132,6 +133,30 @@ def _swap(fake_mode: FakeTensorMode) -> Any:
         original(first, second)  # type: ignore[no-untyped-call]
 
     return swap_tensors
+
+
+def _data() -> property:
+    """Return ``Tensor.data``, to which a tensor of another device may be assigned, as PyTorch allows for real ones.
+
+    A tensor cannot become fake, or a fake one move, in place: its object is swapped with one that is, as modules do to move.
+    """
+    original: Any = torch.Tensor.data
+
+    def assign(self: torch.Tensor, value: torch.Tensor) -> None:
+        fake = isinstance(self, FakeTensor), isinstance(value, FakeTensor)
+        if not any(fake) or (all(fake) and self.device == value.device):
+            original.__set__(self, value)
+            return
+        with torch.no_grad():
+            made = value.detach()
+            if isinstance(self, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=self.requires_grad)
+            else:
+                made.requires_grad_(self.requires_grad)
+        made.grad = None if self.grad is None or self.grad.device != made.device else self.grad
+        torch.utils.swap_tensors(self, made)  # type: ignore[no-untyped-call]
+
+    return property(original.__get__, assign)
 
 
 def _numpy(recorder: Recorder) -> Any:

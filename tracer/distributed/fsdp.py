@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import _init_utils, _runtime_utils
+from torch.distributed.fsdp import _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from triosim.tracer.device.dispatch_mode import DeviceMode
@@ -68,7 +68,6 @@ def _patches_of_fsdp2(recorder: Recorder, calls: CommunicationCalls) -> Iterator
 
 def _patches_of_fsdp1(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
     make_streams = required(_runtime_utils, "_init_streams")
-    move = required(_init_utils, "_move_states_to_device")
 
     def _init_streams(state: Any, *args: Any, **kwargs: Any) -> None:
         make_streams(state, *args, **kwargs)
@@ -80,19 +79,6 @@ def _patches_of_fsdp1(recorder: Recorder, calls: CommunicationCalls) -> Iterator
             if group is not None:
                 calls.groups.reduces_gradients(group.group_name)
 
-    def _move_states_to_device(params: Any, buffers: Any, device: Any) -> None:
-        """Move states to the fake device by swapping tensors, as modules do: a real one cannot become fake in place."""
-        if device is None:
-            move(params, buffers, device)
-            return
-        with torch.no_grad():
-            for one in params:
-                moved = torch.nn.Parameter(one.to(device), requires_grad=one.requires_grad)
-                torch.utils.swap_tensors(one, moved)  # type: ignore[no-untyped-call]
-            for one in buffers:
-                torch.utils.swap_tensors(one, one.to(device))  # type: ignore[no-untyped-call]
-
-    yield Patch(_init_utils, "_move_states_to_device", _move_states_to_device)
     yield Patch(_runtime_utils, "_init_streams", _init_streams)
 
 

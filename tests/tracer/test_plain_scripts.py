@@ -1,0 +1,108 @@
+"""What plain PyTorch scripts do beside a training step works without a GPU as it does with one."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from collections.abc import Iterator  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+
+from triosim.errors import CaptureError  # noqa: E402
+from triosim.tracer.fake_device import FakeDevice  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
+LARGE = 1024  # a weight of so many rows and columns is fake on the host too
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    with FakeDevice("H100-SXM") as entered:
+        yield entered
+
+
+def train(model: nn.Module, width: int = LARGE, **options: Any) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), **options)
+    for _ in range(2):
+        model(torch.ones(4, width, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("width", [8, LARGE])
+def test_data_of_another_device_is_assigned_in_place(device: FakeDevice, width: int) -> None:
+    model = nn.Linear(width, width)
+    weight = model.weight
+    for parameter in model.parameters():
+        parameter.data = parameter.data.cuda()
+    assert model.weight is weight
+    assert weight.is_cuda
+    assert isinstance(weight, nn.Parameter)
+    assert weight.requires_grad
+    train(model, width)
+
+
+@pytest.mark.parametrize("width", [8, LARGE])
+def test_fsdp2_moves_a_model_that_lives_on_the_host(width: int) -> None:
+    """Each of four ranks holds a quarter of the rows."""
+    with FakeDevice("H100-SXM", world=4, rank=1):
+        dist.init_process_group("nccl")
+        model = fully_shard(nn.Linear(width, width))
+        train(model, width)
+        assert model.weight.to_local().shape == (width // 4, width)
+        assert model.weight.to_local().is_cuda
+
+
+def test_a_script_that_spawns_its_ranks_runs_its_own_one() -> None:
+    ran = []
+
+    def worker(index: int, suffix: str) -> None:
+        dist.init_process_group("nccl", rank=index, world_size=4)
+        ran.append(f"{index}{suffix}")
+
+    with FakeDevice("H100-SXM", world=4, rank=2):
+        mp.spawn(worker, args=("!",), nprocs=torch.cuda.device_count())
+    assert ran == ["2!"]
+
+
+def test_more_ranks_than_are_captured_are_an_error(device: FakeDevice) -> None:
+    with pytest.raises(CaptureError, match=r"starts 4 ranks on a machine, where 1 are captured.*--world 4"):
+        mp.spawn(print, nprocs=4)
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_data_parallel_on_one_gpu_computes_what_its_module_does(device: FakeDevice, host: bool) -> None:
+    model = nn.DataParallel(nn.Linear(8, 2)).cuda()
+    result = model(torch.ones(4, 8, device="cpu" if host else "cuda"))
+    assert result.shape == (4, 2)
+    assert result.is_cuda
+
+
+def test_values_are_read_in_inference_mode(device: FakeDevice) -> None:
+    with torch.inference_mode():
+        scores = nn.Linear(8, 3).cuda()(torch.ones(4, 8, device="cuda"))
+        assert (scores.argmax(1) == torch.ones(4, device="cuda")).sum().item() is not None
+        assert torch.ones(4, device="cuda").sum().item() == 4
+    names = {operator.name for operator in device.recorder.step.operators}
+    assert "aten::addmm" in names
+    assert "aten::linear" not in names
+
+
+def test_an_optimizer_that_a_graph_could_capture_counts_its_steps_on_the_gpu(device: FakeDevice) -> None:
+    model = nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+    for _ in range(3):
+        model(torch.ones(4, 8, device="cuda")).sum().backward()
+        optimizer.step()
+    assert [state["step"].item() for state in optimizer.state.values()] == [3, 3]
+
+
+def test_anomaly_detection_finds_none(device: FakeDevice) -> None:
+    with torch.autograd.detect_anomaly():
+        nn.Linear(8, 8).cuda()(torch.ones(4, 8, device="cuda")).sum().backward()
