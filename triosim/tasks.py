@@ -22,6 +22,8 @@ CollectiveKind = Literal[
 
 COMPUTE_STREAM = "compute"
 COMMUNICATION_STREAM = "communication"
+#: Streams whose names begin so are those of what is no GPU's work: a CPU, a memory. They take no compute units.
+HOST_STREAM = "host"
 
 
 class Handle:

@@ -186,6 +186,8 @@ def _sum_of_batches(streams: TaskStreams) -> int:
 
 
 def _notes(streams: TaskStreams) -> Iterator[str]:
+    if streams.complete:
+        return
     captured, others = sorted(streams.traces), streams.world - len(streams.traces)
     if others:
         each = f"the other {others} ranks are" if others > 1 else "the other rank is"

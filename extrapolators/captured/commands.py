@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from triosim.errors import TraceError
-from triosim.tasks import Compute, Layers
+from triosim.tasks import HOST_STREAM, Compute, Layers
 from triosim.trace import Communication, Mark, Operator, Trace
 
 #: The most operators of one command: more would hold up the host, which runs at most 1,024 launches ahead.
@@ -196,7 +196,8 @@ class _CommandWriter:
         """Make a command of the operators that were joined, if they are on this stream (or on any, without one)."""
         if self.joined and stream in (None, self.joined[0].stream):
             own = self.joined[0].stream
-            self.put(Compute(tuple(self.joined), own), own)
+            share = 0.0 if own.startswith(HOST_STREAM) else 1.0
+            self.put(Compute(tuple(self.joined), own, share), own)
             self.joined = []
 
 

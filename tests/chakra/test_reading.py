@@ -11,7 +11,7 @@ from chakra.graphs import all_reduce, computation, write_graphs
 
 from triosim.chakra.attributes import read_attribute, write_attribute
 from triosim.chakra.graph import rank_graph
-from triosim.chakra.groups import read_groups
+from triosim.chakra.inputs.groups import read_groups
 from triosim.chakra.nodes import Node, NodeType, Value
 from triosim.chakra.reading import EtReader
 from triosim.chakra.wire import to_varint, varint

@@ -39,6 +39,15 @@ class RankGraph:
             )
         return int(value)
 
+    def text(self, node: Node, name: str) -> str:
+        """Return an attribute that is a text, or a number as one; empty where it is absent."""
+        value = node.attributes.get(name)
+        if value is None:
+            return ""
+        if not isinstance(value, (str, int)):
+            raise TraceError(f"the attribute '{name}' is {value!r}", where=self.where(node), fix="write a text")
+        return str(value)
+
     def on_cpu(self, node: Node) -> bool:
         """Return whether a node runs on the CPU."""
         return bool(node.attributes.get("is_cpu_op", False))
@@ -64,12 +73,14 @@ class RankGraph:
         return tuple(bool(one) for one in value)
 
 
-def rank_graph(path: Path, nodes: Sequence[Node], *, lenient: bool = False) -> RankGraph:
+def rank_graph(path: Path, nodes: Sequence[Node], *, lenient: bool = False, control: bool = True) -> RankGraph:
     """Return the graph of a file's nodes, checked: ids once, all dependencies there, and no cycle.
 
     ``lenient`` is ASTRA-sim's way: of nodes with one id the last counts and waits for what all of them do, and nodes in a cycle
-    are never run. Raises ``TraceError``.
+    are never run. Without ``control`` only data dependencies count. Raises ``TraceError``.
     """
+    if not control:
+        nodes = [node._replace(ctrl_deps=()) for node in nodes]
     by_id = {node.id: node for node in nodes}
     notes: list[str] = []
     if len(by_id) < len(nodes):
@@ -85,7 +96,9 @@ def rank_graph(path: Path, nodes: Sequence[Node], *, lenient: bool = False) -> R
         named = " -> ".join(str(one) for one in cycle)
         if not lenient:
             raise TraceError(
-                f"nodes wait for each other: {named}", where=str(path), fix="take out one of these dependencies"
+                f"nodes wait for each other: {named}",
+                where=str(path),
+                fix="take one of these out, or give --dependencies data",
             )
         notes.append(f"{path}: nodes {named} wait for each other, and are never run")
     return RankGraph(path, by_id, tuple(notes))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from triosim.chakra.graph import RankGraph, rank_graph
-from triosim.chakra.nodes import Node
 from triosim.chakra.reading import EtReader
 from triosim.errors import TraceError
 
@@ -42,8 +40,10 @@ def is_prefix(text: str) -> bool:
     )
 
 
-def read_workload(prefix: Path, ranks: int | None = None, *, lenient: bool = False) -> list[RankGraph]:
-    """Return the graph of every rank; of equal files the nodes are read once.
+def read_workload(
+    prefix: Path, ranks: int | None = None, *, lenient: bool = False, control: bool = True
+) -> list[RankGraph]:
+    """Return the graph of every rank; see ``rank_graph`` for what is ``lenient``, and for ``control`` dependencies.
 
     Raises ``TraceError`` where a rank has none, or a graph cannot be run.
     """
@@ -55,14 +55,11 @@ def read_workload(prefix: Path, ranks: int | None = None, *, lenient: bool = Fal
             f"rank {missing} of {ranks} has no file", where=str(prefix), fix=f"write {_beside(files, missing)}"
         )
     reader = EtReader()
-    return [
-        rank_graph(files[rank], nodes, lenient=lenient) for rank, nodes in enumerate(_read(reader, files, range(ranks)))
-    ]
-
-
-def _read(reader: EtReader, files: dict[int, Path], ranks: Iterable[int]) -> Iterable[list[Node]]:
-    for rank in ranks:
-        yield reader.nodes(files[rank])
+    found = []
+    for rank in range(ranks):
+        nodes = reader.nodes(files[rank])
+        found.append(rank_graph(files[rank], nodes, lenient=lenient, control=control))
+    return found
 
 
 def _beside(files: dict[int, Path], rank: int) -> str:

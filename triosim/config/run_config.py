@@ -161,6 +161,9 @@ class RunConfig:
         "ASTRA-sim's remote_memory.json: the memory that loads and stores reach.")
     groups: str | None = _option("file", metavar="FILE", panel=CHAKRA, help=
         "ASTRA-sim's comm_group.json: the ranks of each communicator group.")
+    dependencies: Literal["all", "data"] = _option(
+        "choice", "all", panel=CHAKRA, choices=("all", "data"), metavar="NAME", help=
+        "The dependencies of graphs that count: all, or data alone, where converters made callers wait for what they call.")
     timeline: bool = _option("flag", False, panel=OUTPUT, commands=(), help="Keep every task, for the timeline.")
     links: bool = _option("flag", False, panel=OUTPUT, commands=("simulate",), help=
         "Record the load of each link over time; show the busiest.")

@@ -8,11 +8,13 @@ from os import PathLike
 from pathlib import Path
 
 from triosim import plugins
+from triosim.chakra.workload import is_prefix
 from triosim.config import COMMON, RunConfig
 from triosim.config.run_config import option_named
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.parallelisms import Parallelisms, gpus_named_by
 from triosim.extrapolators.core.plan import batches
+from triosim.pipeline.graphs import graph_streams, refuse_without_graphs
 from triosim.pipeline.own_models import with_own_models
 from triosim.trace import Trace
 from triosim.trace import formats as trace_formats
@@ -85,6 +87,9 @@ def content_of(trace: TraceLike, config: RunConfig) -> Trace | TaskStreams:
     """Return the trace of a step, read or described, or the task streams of a distributed one."""
     if isinstance(trace, (Trace, TaskStreams)):
         return trace
+    if config.trace_format is None and is_prefix(str(trace)):
+        return graph_streams(Path(trace), config)
+    refuse_without_graphs(config)
     if is_described(trace, config):
         content: Trace = plugins.load("trace_formats", "model").read_configured(str(trace), config, _samples(config))
         return content
@@ -93,7 +98,7 @@ def content_of(trace: TraceLike, config: RunConfig) -> Trace | TaskStreams:
 
 def is_described(trace: TraceLike, config: RunConfig) -> bool:
     """Whether it is a model that is described: the path of its config, or its name where no file is called so."""
-    if isinstance(trace, (Trace, TaskStreams)) or config.trace_format is not None:
+    if isinstance(trace, (Trace, TaskStreams)) or config.trace_format is not None or is_prefix(str(trace)):
         return False
     place = Path(trace)
     try:

@@ -97,7 +97,9 @@ def _check(run: FinishedRun) -> None:
             where=type(run.network).__name__,
             fix="check the network's transfer method, --operator-times and --host-overhead",
         )
-    if run.recording.end <= 0 or not any(rank.compute_seconds > 0 for rank in run.recording.ranks):
+    computes = any(rank.compute_seconds > 0 for rank in run.recording.ranks)
+    communicates = any(operator.communication is not None for operator in run.trace.operators)
+    if run.recording.end <= 0 or not (computes or communicates):
         raise SimulationError(
             "nothing was computed: the operators that were simulated take no time",
             where=run.trace.source or None,

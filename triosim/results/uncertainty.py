@@ -71,6 +71,8 @@ WIDTH = 2.06
 
 def predictions(operators: OperatorColumns, steps: int) -> Iterable[Prediction]:
     """Yield each model with what was predicted by it: the mean over the ranks, the longest first."""
+    if not operators.classes:  # a graph that communicates alone
+        return
     models, model_of = operators.groups(lambda kind: kind.model)
     names, name_of = operators.groups(lambda kind: (kind.model, base_name(kind.name)))
     kinds = _joined(one.kinds for one in operators.classes)

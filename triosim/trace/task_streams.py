@@ -19,7 +19,8 @@ class TaskStreams:
     ``traces`` are those of the captured ranks; ``like[rank]`` is the captured rank that runs the same operators as ``rank``,
     which communicates in groups of its own. ``groups`` are families of groups by name ("tp", "fsdp", "world"): each rank is in
     at most one group of a family, and all ranks of a family's groups are in the order that roots, peers and shares count by.
-    ``global_batch_size`` is how many samples all ranks together work on in a step, None where that is not known.
+    ``global_batch_size`` is how many samples all ranks together work on in a step, None where that is not known. Of
+    ``complete`` streams every rank was read, so that equal ranks are known to be.
     """
 
     traces: Mapping[int, Trace]
@@ -27,6 +28,7 @@ class TaskStreams:
     groups: Mapping[str, tuple[tuple[int, ...], ...]]
     source: str = ""
     global_batch_size: int | None = None
+    complete: bool = False
 
     def __post_init__(self) -> None:
         where = self.source or None

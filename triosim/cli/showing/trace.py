@@ -12,6 +12,8 @@ from triosim.trace import Trace
 from triosim.trace.formats import read
 
 catalogue = LaterModule("models.catalogue")
+workload = LaterModule("chakra.workload")
+graph_table = LaterModule("reports.terminal.graph_table")
 trace_table = LaterModule("reports.terminal.trace_table")
 streams_table = LaterModule("reports.terminal.streams_table")
 
@@ -22,7 +24,8 @@ def command(
 ) -> None:
     """Show the content of a trace: model, GPU, batch, operators by kind, time by phase and layer, bytes by category.
 
-    Of the task streams of a distributed step: the ranks, their groups, and what they communicate.
+    Of the task streams of a distributed step: the ranks, their groups, and what they communicate. Of Chakra graphs, a folder or
+    'folder/stem' of stem.RANK.et: the nodes of each type, and what is communicated in which group.
 
     [bold]Example[/]
 
@@ -30,5 +33,8 @@ def command(
     """
     if not Path(trace).exists() and trace in catalogue.MODELS:
         raise TraceError("is the name of a model, not a trace", where=trace, fix=f"write one: triosim describe {trace}")
+    if given["trace_format"] is None and workload.is_prefix(trace):
+        show_on_terminal(graph_table.render(trace, workload.read_workload(Path(trace), lenient=True)))
+        return
     found = read(trace, given["trace_format"])
     show_on_terminal(trace_table.render(found) if isinstance(found, Trace) else streams_table.render(found))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from triosim.chakra.system_file import SharedBus
+from triosim.chakra.inputs.system_file import SharedBus
 from triosim.engine.astra_sim.clock import Timers
 from triosim.engine.astra_sim.shared_bus import BusPair, Request
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from triosim.chakra.graph import RankGraph
+from triosim.chakra.inputs.system_file import Compute
 from triosim.chakra.nodes import Node
-from triosim.chakra.system_file import Compute
 from triosim.engine.astra_sim.faults import NeverEnds
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Protocol
 
-from triosim.chakra.network_file import NetworkFile
+from triosim.chakra.inputs.network_file import NetworkFile
 from triosim.engine.astra_sim.clock import Clock
 from triosim.engine.astra_sim.faults import Stopped
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triosim.chakra.graph import RankGraph
+from triosim.chakra.inputs.system_file import SIMULATED, Compute
 from triosim.chakra.nodes import CollectiveType, Node, NodeType
-from triosim.chakra.system_file import SIMULATED, Compute
 from triosim.engine.astra_sim.busy_time import BusyTime, kind_of
 from triosim.engine.astra_sim.clock import Timers
 from triosim.engine.astra_sim.collectives.collectives import CollectiveNode, Collectives

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from triosim.chakra.remote_memory_file import MemoryType, RemoteMemoryFile
+from triosim.chakra.inputs.remote_memory_file import MemoryType, RemoteMemoryFile
 from triosim.engine.astra_sim.clock import Timers
 from triosim.engine.astra_sim.faults import Stopped
 

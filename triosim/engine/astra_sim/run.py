@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 
 from triosim.chakra.graph import RankGraph, rank_graph
-from triosim.chakra.groups import Groups
-from triosim.chakra.network_file import NetworkFile
+from triosim.chakra.inputs.groups import Groups
+from triosim.chakra.inputs.network_file import NetworkFile
+from triosim.chakra.inputs.remote_memory_file import RemoteMemoryFile
+from triosim.chakra.inputs.system_file import SystemFile
 from triosim.chakra.reading import EtReader
-from triosim.chakra.remote_memory_file import RemoteMemoryFile
-from triosim.chakra.system_file import SystemFile
 from triosim.engine.astra_sim.bus import Bus
 from triosim.engine.astra_sim.clock import Clock, Timers
 from triosim.engine.astra_sim.collectives.collectives import Collectives, Layout

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from triosim.chakra.system_file import SharedBus
+from triosim.chakra.inputs.system_file import SharedBus
 from triosim.engine.astra_sim.clock import Timers
 
 _MEMORY_GAP_PER_BYTE = 0.0038  # ns

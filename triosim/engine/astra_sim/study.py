@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from triosim.chakra.graph import RankGraph
-from triosim.chakra.groups import read_groups
-from triosim.chakra.network_file import read_network
-from triosim.chakra.remote_memory_file import RemoteMemoryFile, read_remote_memory
-from triosim.chakra.system_file import read_system
+from triosim.chakra.inputs.groups import read_groups
+from triosim.chakra.inputs.network_file import read_network
+from triosim.chakra.inputs.remote_memory_file import RemoteMemoryFile, read_remote_memory
+from triosim.chakra.inputs.system_file import read_system
 from triosim.chakra.workload import read_workload
 from triosim.engine.astra_sim.run import Inputs, Outcome, Settings, run
 from triosim.errors import SimulationError

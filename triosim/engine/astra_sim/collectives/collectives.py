@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from triosim.chakra.graph import RankGraph
+from triosim.chakra.inputs.system_file import Algorithm, SystemFile
 from triosim.chakra.nodes import CollectiveType
-from triosim.chakra.system_file import Algorithm, SystemFile
 from triosim.engine.astra_sim.clock import Timers
 from triosim.engine.astra_sim.collectives.custom import CustomRun
 from triosim.engine.astra_sim.collectives.planner import (

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from triosim.chakra.inputs.system_file import Algorithm, SystemFile
 from triosim.chakra.nodes import CollectiveType
-from triosim.chakra.system_file import Algorithm, SystemFile
 from triosim.engine.astra_sim.collectives.algorithm import AlgorithmRun
 from triosim.engine.astra_sim.collectives.double_binary_tree import TreeRun
 from triosim.engine.astra_sim.collectives.halving_doubling import HalvingDoublingRun

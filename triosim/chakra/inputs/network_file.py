@@ -34,6 +34,14 @@ class NetworkFile:
     dimensions: tuple[NetworkDimension, ...]
 
 
+def is_network(path: Path) -> bool:
+    """Return whether a file is a network of ASTRA-sim's."""
+    try:
+        return path.is_file() and "npus_count" in path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+
+
 def read_network(path: Path) -> NetworkFile:
     """Return the network of a file. Raises ``TopologyError`` where it is not one."""
     try:

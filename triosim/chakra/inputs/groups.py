@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from triosim.chakra.json_keys import load_object
+from triosim.chakra.inputs.json_keys import load_object
 from triosim.errors import TopologyError
 
 Groups = Mapping[int, tuple[int, ...]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from triosim.chakra.json_keys import Keys, load_object
+from triosim.chakra.inputs.json_keys import Keys, load_object
 from triosim.chakra.nodes import CollectiveType
 from triosim.errors import TopologyError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from triosim.chakra.json_keys import Keys, load_object
+from triosim.chakra.inputs.json_keys import Keys, load_object
 from triosim.errors import TopologyError, nearest
 
 

@@ -1,0 +1,139 @@
+"""Graphs on the engine: what may overlap does, groups are real communicators, and what cannot run is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chakra.graphs import all_reduce, computation, message, node, write_graphs, write_inputs
+
+import triosim
+from triosim.chakra.nodes import CollectiveType, Node, NodeType
+from triosim.cli import run
+from triosim.errors import TriosimError
+
+MIB = 1 << 20
+
+
+def simulated(folder: Path, graphs: Sequence[Iterable[Node]], **options: Any) -> triosim.Result:
+    prefix = write_graphs(folder, graphs)
+    write_inputs(folder, len(graphs), block="Switch")
+    groups = options.pop("groups", None)
+    if groups is not None:
+        (folder / "comm_group.json").write_text(json.dumps(groups), encoding="utf-8")
+        options["groups"] = str(folder / "comm_group.json")
+    return triosim.simulate(str(prefix), topology=str(folder / "network.yml"), **options)
+
+
+def test_a_chain_takes_the_sum_of_its_durations(tmp_path: Path) -> None:
+    found = simulated(tmp_path, [[computation(0, 5), computation(1, 7, 0)]] * 2)
+    assert found.step_time_s == pytest.approx(12e-6)
+
+
+def test_a_computation_overlaps_a_collective_that_it_does_not_wait_for(tmp_path: Path) -> None:
+    one = simulated(tmp_path, [[all_reduce(0, MIB)]] * 4).step_time_s
+    both = simulated(tmp_path, [[all_reduce(0, MIB), computation(1, 500)]] * 4).step_time_s
+    after = simulated(tmp_path, [[all_reduce(0, MIB), computation(1, 500, 0)]] * 4).step_time_s
+    assert both == pytest.approx(500e-6)
+    assert after == pytest.approx(one + 500e-6)
+
+
+def test_collectives_of_two_groups_run_at_once(tmp_path: Path) -> None:
+    """By ASTRA-sim's rules a rank has one slot for communication; here each communicator has a stream of its own."""
+    groups = {"1": [0, 1], "2": [0, 2]}
+    first, second = all_reduce(0, MIB, pg_name="1"), all_reduce(1, MIB, pg_name="2")
+    both = simulated(tmp_path, [[first, second], [first], [second], []], groups=groups).step_time_s
+    alone = simulated(tmp_path, [[first], [first], [], []], groups=groups).step_time_s
+    assert both < 2 * alone + 1e-6
+    assert both >= alone
+
+
+def test_a_cpu_operation_takes_none_of_the_gpu(tmp_path: Path) -> None:
+    on_cpu = computation(0, 30)._replace(attributes={"is_cpu_op": True})
+    assert simulated(tmp_path, [[on_cpu, computation(1, 20)]] * 2).step_time_s == pytest.approx(30e-6)
+
+
+def test_the_gpu_computes_the_lowest_id_that_is_ready_one_at_a_time(tmp_path: Path) -> None:
+    """Node 1 is ready when node 3 (10 us on the CPU) is; the GPU has begun node 2 by then, and takes them one after another."""
+    on_cpu = computation(3, 10)._replace(attributes={"is_cpu_op": True})
+    found = simulated(tmp_path, [[computation(1, 5, 3), computation(2, 20), on_cpu]] * 2)
+    assert found.step_time_s == pytest.approx(25e-6)
+
+
+def test_an_all_gather_says_what_each_rank_gives(tmp_path: Path) -> None:
+    kind = node(0, NodeType.COMM_COLL, comm_type=int(CollectiveType.ALL_GATHER), comm_size=MIB)
+    (row,) = simulated(tmp_path, [[kind]] * 4).data.collectives
+    assert (row.kind, row.bytes) == ("all_gather", 4 * MIB)
+
+
+def test_a_pipeline_of_messages_waits_for_what_it_receives(tmp_path: Path) -> None:
+    first = [computation(0, 100), message(1, NodeType.COMM_SEND, MIB, 0, peer=1)]
+    second = [message(0, NodeType.COMM_RECV, MIB, peer=0), computation(1, 100, 0)]
+    found = simulated(tmp_path, [first, second])
+    assert found.step_time_s == pytest.approx(200e-6 + 2 * 500e-9 + MIB / (50 * 2**30), rel=0.01)
+
+
+def test_in_order_streams_cannot_wait_for_each_other_in_a_circle(tmp_path: Path) -> None:
+    """Rank 0: node 0 needs what rank 1 sends once it has got what node 5 computes, so that 5 comes first."""
+    first = [
+        computation(0, 10, 9),
+        message(9, NodeType.COMM_RECV, 8, peer=1),
+        computation(5, 10),
+        message(6, NodeType.COMM_SEND, 8, 5, peer=1),
+    ]
+    second = [message(0, NodeType.COMM_RECV, 8, peer=0), message(1, NodeType.COMM_SEND, 8, 0, peer=0)]
+    assert simulated(tmp_path, [first, second]).step_time_s > 20e-6
+
+
+def test_equal_ranks_are_simulated_once_and_give_the_same(tmp_path: Path) -> None:
+    graph = [computation(0, 50), all_reduce(1, MIB, 0), computation(2, 20), all_reduce(3, 4 * MIB, 1, 2)]
+    times = [simulated(tmp_path, [graph] * 16, fold=fold).step_time_s for fold in (True, False)]
+    assert times[0] == pytest.approx(times[1], rel=1e-9)
+
+
+def test_memory_accesses_take_latency_and_bytes_over_bandwidth(tmp_path: Path) -> None:
+    memory = {"memory-type": "PER_NPU_MEMORY_EXPANSION", "remote-mem-latency": 1000, "remote-mem-bw": 100}
+    (tmp_path / "memory.json").write_text(json.dumps(memory), encoding="utf-8")
+    graph = [node(0, NodeType.MEM_LOAD, tensor_size=100_000), computation(1, 3, 0)]
+    found = simulated(tmp_path, [graph] * 2, memory=str(tmp_path / "memory.json"))
+    assert found.step_time_s == pytest.approx(1e-6 + 1e-6 + 3e-6)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "what"),
+    [
+        ([[all_reduce(0, 8)], [computation(0, 1)]], "rank 1 has 0 collectives of all ranks, and this is number 1"),
+        ([[all_reduce(0, 8)], [all_reduce(7, 9)]], "it meets ALL_REDUCE of 9 bytes, node 7 'n7' of rank 1"),
+        ([[message(0, NodeType.COMM_SEND, 8, peer=1)], []], r"w\.0\.et: node 0 'n0': there is no receive for it"),
+        ([[all_reduce(0, 8, pg_name="4")]] * 2, "there is no group '4'; give it in --groups comm_group.json"),
+        ([[message(0, NodeType.COMM_SEND, 8, peer=9)], []], "a message from 0 to 9 on rank 0 of 2"),
+        ([[node(0, NodeType.MEM_STORE, tensor_size=8)]] * 2, "there is no remote memory; give --memory"),
+        ([[Node(0, "", 11, (), (), 0, 0, {})]] * 2, "a node of type 11|there is no type 11"),
+        (
+            [
+                [message(0, NodeType.COMM_RECV, 8, peer=1), message(1, NodeType.COMM_SEND, 8, 0, peer=1)],
+                [message(0, NodeType.COMM_RECV, 8, peer=0), message(1, NodeType.COMM_SEND, 8, 0, peer=0)],
+            ],
+            "it waits for node 1 of rank 1, which waits for it in turn",
+        ),
+    ],
+)
+def test_what_cannot_run_is_named(tmp_path: Path, graphs: list[list[Node]], what: str) -> None:
+    with pytest.raises(TriosimError, match=what):
+        simulated(tmp_path, graphs)
+
+
+def test_graphs_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prefix = write_graphs(tmp_path, [[computation(0, 5), all_reduce(1, MIB, 0)]] * 2)
+    assert run(["show", str(prefix)]) == 0
+    out = capsys.readouterr().out
+    assert "ALL_REDUCE" in out
+    assert "2.10 MB" in out
+
+
+def test_options_of_graphs_have_no_effect_on_anything_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "llama3-8b", "--groups", "x.json"]) == 2
+    assert "--groups: has no effect without Chakra graphs" in capsys.readouterr().err
