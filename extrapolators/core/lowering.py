@@ -278,6 +278,9 @@ def _script(
             before = used
             run()
             steps.append(block)
+        if len(block.operators) == len(block.items) and ready.keys().isdisjoint(block.operator_ids):
+            operators.extend(block.operators)
+            continue
         for item in block.items:
             if isinstance(item, Operator):
                 operators.append(item)

@@ -133,6 +133,7 @@ class Block:
     phase: Phase
     items: tuple[BlockItem, ...]
     _operators: tuple[Operator, ...] | None = field(default=None, init=False, repr=False, compare=False)
+    _operator_ids: frozenset[int] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -144,12 +145,14 @@ class Block:
         return self._operators
 
     @property
-    def operator_ids(self) -> list[int | None]:
+    def operator_ids(self) -> frozenset[int]:
         """The ids of the operators, and of those that collectives among the items belong to."""
-        return [
-            item.id if isinstance(item, Operator) else item.operator if isinstance(item, Communicate) else None
-            for item in self.items
-        ]
+        if self._operator_ids is None:
+            belonging = (item.operator for item in self.items if isinstance(item, Communicate))
+            found = (number for number in (*(one.id for one in self.operators), *belonging) if number is not None)
+            object.__setattr__(self, "_operator_ids", frozenset(found))
+        assert self._operator_ids is not None
+        return self._operator_ids
 
     def of(self, items: tuple[BlockItem, ...]) -> Block:
         """Return the block with other items: itself where they are equal."""
@@ -402,7 +405,9 @@ class Program:
 
         Blocks without any of them stay the same objects.
         """
-        old = {operator.id: operator for operator in self.operators if operator.id in operators}
+        parts = [*(stage.blocks for stage in self.stages), *self.optimizers]
+        holding = [one for part in parts for one in part if not operators.keys().isdisjoint(one.operator_ids)]
+        old = {one.id: one for block in holding for one in block.operators if one.id in operators}
 
         def changed(item: BlockItem) -> BlockItem:
             if isinstance(item, Operator):

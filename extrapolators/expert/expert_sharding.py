@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
-from triosim.compute.operator_sequence import OperatorSequence
-from triosim.compute.pricing.repricing import estimated, reprice
 from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program
 from triosim.extrapolators.expert.deepep import DeepEPSettings, sizes
 from triosim.extrapolators.expert.expert_loads import TokenExchange
 from triosim.extrapolators.expert.local_operators import LocalCall, LocalOperators, LocalTensor
+from triosim.extrapolators.expert.local_times import LocalTimes
 from triosim.extrapolators.expert.moe_layers import MoELayer, MoELayers
 from triosim.sharding.placements import Shard
 from triosim.trace import Operator, Tensor
@@ -39,30 +38,34 @@ class ExpertSharding:
         self._tensor_ids = count(layers.last_tensor + 1)
         self._before: dict[int, list[BlockItem]] = {}
         self._after: dict[int, list[BlockItem]] = {}
-        self._copies: list[int] = []  # operators that permute exchanged rows
         pairs = zip(layers.found, exchanges, strict=True)
-        self._local = [LocalOperators(self._local_experts(layer, exchange)) for layer, exchange in pairs]
-        self._exchanging = program.rewritten(self._with_exchanges)
-        experts = {operator.id for layer in layers.found for operator in layer.operators}
-        changed = experts | layers.local_weight_operators.keys()
-        self._repriced = OperatorSequence(_with_forwards(program.operators, changed), deduplicate=program.deduplicate)
+        calls = [self._local_experts(layer, exchange) for layer, exchange in pairs]
+        self._local = [LocalOperators(some) for some in calls]
+        self._times = LocalTimes(calls, program.model, program.gpu, deduplicate=program.deduplicate)
+        sharded = program.reshaped(layers.local_weight_operators, note=self._note)
+        self._exchanging = sharded.rewritten(self._with_exchanges)
 
     def program(self, program: Program, coordinate: int | None) -> Program:
         """Return a rank's program, by its expert-parallel coordinate; None is a rank with the mean load.
 
         ``program`` has the operators of the one that the sharding was made for.
         """
-        shapes = dict(self.layers.local_weight_operators)
-        for local, exchange in zip(self._local, self.exchanges, strict=True):
-            shapes.update((operator.id, operator) for operator in local.of(exchange.rows(coordinate)))
-        after = [shapes.get(operator.id, operator) for operator in self._repriced]
-        priced = reprice(self._repriced, after, program.model, program.gpu, deduplicate=program.deduplicate)
-        copies = estimated([shapes[number] for number in self._copies], program.model, program.gpu)
+        received = [(layer, exchange.rows(coordinate)) for layer, exchange in enumerate(self.exchanges)]
+        if not self._times.know(received):
+            ranks = (None,) if coordinate is None else range(self.layers.ranks)
+            self._times.find((layer, one.rows(rank)) for rank in ranks for layer, one in enumerate(self.exchanges))
+        operators: dict[int, Operator] = {}
+        for layer, rows in received:
+            local = self._local[layer].of(rows, self._times.of(layer, rows))
+            operators.update((operator.id, operator) for operator in local)
         exchanging = replace(program, stages=self._exchanging.stages, optimizers=self._exchanging.optimizers)
-        found = exchanging.with_operators({operator.id: operator for operator in (*priced, *copies)})
-        axis, ranks = self.layers.axis, self.layers.ranks
-        note = f"operator times are predicted for each GPU's experts ({axis} on {ranks} GPUs)"
-        return replace(found, experts=self.layers.weights, expert_axis=axis).noted(note, *found.stand_in_notes())
+        found = exchanging.with_operators(operators)
+        found = replace(found, experts=self.layers.weights, expert_axis=self.layers.axis)
+        return found.noted(self._note, *found.stand_in_notes())
+
+    @property
+    def _note(self) -> str:
+        return f"operator times are predicted for each GPU's experts ({self.layers.axis} on {self.layers.ranks} GPUs)"
 
     def _local_experts(self, layer: MoELayer, exchange: TokenExchange) -> list[LocalCall]:
         """Return a layer's operators on the rows that a rank's experts receive, and insert exchanges around them."""
@@ -108,10 +111,9 @@ class ExpertSharding:
 
         DeepEP sends tokens, of which the layer's own permutation, at their experts, makes rows in order: no copy is added.
         """
-        self._copies.append(next(self._operator_ids))
         name = "aten::index" if self._deepep is None else "aten::view"
-        what = self._copies[-1], name, operator.phase, operator.layer
-        return LocalCall(Operator(*what, (read.tensor,), (written.tensor,), 0.0), (read,), (written,))
+        what = next(self._operator_ids), name, operator.phase, operator.layer
+        return LocalCall(Operator(*what, (read.tensor,), (written.tensor,), 0.0), (read,), (written,), added=True)
 
     def _all_to_all(self, layer: MoELayer, own: Tensor, exchange: TokenExchange, *, combine: bool) -> Communicate:
         """Return the all-to-all of a rank's ``own`` rows: to their experts, or back in ``combine``."""
@@ -136,13 +138,6 @@ class ExpertSharding:
 def _exchange(sent: Communicate, permutation: LocalCall) -> tuple[BlockItem, ...]:
     """Return an all-to-all, and the copy that permutes its rows."""
     return replace(sent, operator=permutation.operator.id), permutation.operator
-
-
-def _with_forwards(operators: Sequence[Operator], changed: Set[int]) -> Iterator[Operator]:
-    """Return the operators that change, those that differentiate them, and the forward operators of all."""
-    affected = {one.id for one in operators if one.id in changed or one.forward in changed}
-    affected |= {one.forward for one in operators if one.id in affected and one.forward is not None}
-    return (one for one in operators if one.id in affected)
 
 
 class _ReceivedTensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,17 +27,32 @@ class LocalTensor:
 
 
 class LocalCall(NamedTuple):
-    """A call of tensors with a number of rows; ``operator`` is the same call in other shapes."""
+    """A call of tensors with a number of rows; ``operator`` is the same call in other shapes.
+
+    ``added`` by the parallelism: the operator has no time.
+    """
 
     operator: Operator
     inputs: tuple[LocalTensor, ...]
     outputs: tuple[LocalTensor, ...]
+    added: bool = False
+
+    def of(self, rows: int, number: int, forward: int | None) -> Operator:
+        """Return the operator for a number of rows, with an id and the id of its forward operator, in the times that it has."""
+        one = self.operator
+        inputs, outputs = (tuple([tensor.of(rows) for tensor in some]) for some in (self.inputs, self.outputs))
+        return Operator(
+            *(number, one.name, one.phase, one.layer, inputs, outputs, one.seconds, one.busy_seconds),
+            forward=forward,
+            flops=one.flops,
+            attributes=one.attributes,
+        )
 
 
 class LocalOperators:
     """The calls of a layer's experts. Those of one number of rows share their tensors."""
 
-    def __init__(self, calls: Iterable[LocalCall]) -> None:
+    def __init__(self, calls: Sequence[LocalCall]) -> None:
         numbers: dict[LocalTensor, int] = {}
 
         def numbered(tensors: tuple[LocalTensor, ...]) -> tuple[int, ...]:
@@ -46,10 +61,10 @@ class LocalOperators:
         self._calls = [(one.operator, numbered(one.inputs), numbered(one.outputs)) for one in calls]
         self._tensors = tuple(numbers)
 
-    def of(self, rows: int) -> list[Operator]:
-        """Return the operators for a number of rows, in order."""
+    def of(self, rows: int, timed: Iterable[Operator]) -> list[Operator]:
+        """Return the operators for a number of rows, in order, with the times of other operators."""
         made = [one.of(rows) for one in self._tensors]
         return [
-            operator.with_tensors(tuple([made[n] for n in inputs]), tuple([made[n] for n in outputs]))
-            for operator, inputs, outputs in self._calls
+            operator.with_tensors(tuple([made[n] for n in inputs]), tuple([made[n] for n in outputs]), time)
+            for (operator, inputs, outputs), time in zip(self._calls, timed, strict=True)
         ]

@@ -42,10 +42,14 @@ class _UnitEdges(NamedTuple):
 
 @dataclass(slots=True)
 class _Group:
-    """Some ranks: over how many nodes they are spread, and the edges of their collectives by kind, root and algorithm."""
+    """Some ranks: over how many nodes they are spread, and their collectives.
+
+    ``edges`` are those of equal shares, by kind, root and algorithm; ``unequal`` are exchanges as they were planned.
+    """
 
     nodes: int
     edges: dict[tuple[CollectiveKind, int | None, Algorithm | None], _UnitEdges] = field(default_factory=dict)
+    unequal: dict[CollectiveOperation, CalibratedCollective] = field(default_factory=dict)
 
 
 class CalibratedCollectives:
@@ -98,6 +102,8 @@ class CalibratedCollectives:
         that it is their sum that counts.
         """
         group, nbytes = self._group(operation.ranks), operation.nbytes
+        if operation in group.unequal:
+            return group.unequal[operation]
         parts = self._parts(operation.kind, len(operation.ranks), nbytes, group.nodes)
         if parts is None:
             return None
@@ -105,7 +111,9 @@ class CalibratedCollectives:
         stretch = parts.moving / (idle * nbytes) if idle * nbytes > 0.0 else 1.0
         if operation.shares is not None and operation.kind in ("all_to_all", "gather", "scatter"):
             edges = self._layout.algorithm(operation.ranks).steady_state(operation, self.topology).edges
-            return CalibratedCollective(SteadyState(edges, parts.latency), 1.0, stretch)
+            self._keep(len(edges))
+            planned = CalibratedCollective(SteadyState(edges, parts.latency), 1.0, stretch)
+            return group.unequal.setdefault(operation, planned)
         return CalibratedCollective(SteadyState(edges, parts.latency), nbytes, stretch)
 
     def _group(self, ranks: Ranks) -> _Group:
@@ -130,12 +138,16 @@ class CalibratedCollectives:
         if found is None:
             one = operation._replace(nbytes=1.0, shares=None)
             edges = self._layout.edges(one, crossing)
-            self._kept += len(edges)
-            if self._kept > _MOST_EDGES:
-                self._groups.clear()
-                self._kept = len(edges)
+            self._keep(len(edges))
             found = group.edges[key] = _UnitEdges(tuple(edges), busiest(edges, self.measured_on))
         return found
+
+    def _keep(self, edges: int) -> None:
+        """Make room for so many edges more."""
+        self._kept += edges
+        if self._kept > _MOST_EDGES:
+            self._groups.clear()
+            self._kept = edges
 
 
 class CalibratedNetwork(ErrorEstimator):

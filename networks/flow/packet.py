@@ -49,7 +49,7 @@ from triosim.networks.flow import sharing
 from triosim.networks.flow.sharing import FlowRates
 from triosim.networks.flow.symmetric_collectives import Fold, SymmetricExecution
 from triosim.networks.flow.uncontended import UncontendedExecution
-from triosim.networks.flow.unequal_collectives import KnownExchanges, UnequalFlows, ends_one_by_one
+from triosim.networks.flow.unequal_collectives import KnownExchanges, ends_one_by_one
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
 from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary
@@ -181,7 +181,7 @@ class PacketNetwork(
     def _send_all(self, layout: Layout, stretch: float = 1.0) -> simpy.Event:
         """Send what a layout says; while nothing else is sent, flows that end one by one need no event each."""
         if self._alone and self._known.hold and ends_one_by_one(layout):
-            return self._uncontended.run(UnequalFlows(self._known, layout, stretch), layout.latency)
+            return self._uncontended.run(self._known.flows(layout, stretch), layout.latency)
         return layout.run(self.env, partial(self.send, stretch=stretch))
 
     def _planned(self, plan: CalibratedCollective, ranks: Sequence[int]) -> Layout:
@@ -201,6 +201,7 @@ class PacketNetwork(
         """Simulate one representative of each class of links from now on; see ``FoldableNetwork``."""
         self._symmetric.stop()  # a collective is no longer alone
         self._paths.clear()
+        self._known.clear()
         self._classes = classes
 
     def _reduced(self, layout: Layout, ranks: Sequence[int]) -> Layout:

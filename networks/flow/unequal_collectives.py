@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: The least numbers of flows, and of different sizes among them, with which this is quicker than an event for each end.
 _LEAST_FLOWS, _LEAST_SIZES = 256, 48
-#: How many exchanges are known.
-_MOST_KNOWN = 512
+#: Flows of all exchanges that are kept, about 100 MB.
+_MOST_KEPT = 500_000
 
 
 def ends_one_by_one(layout: Layout) -> bool:
@@ -32,48 +32,64 @@ def ends_one_by_one(layout: Layout) -> bool:
 
 
 class KnownExchanges:
-    """The seconds of exchanges on an idle network, by the routes and the bytes of their flows.
+    """Exchanges on an idle network, by their layouts.
 
     ``path`` finds the route of a transfer, ``capacities`` are those of the links that routes are limited by.
     """
 
     def __init__(self, path: Callable[[NodeRef, NodeRef], Path], capacities: Sequence[float]) -> None:
-        self.path = path
-        self.capacities = capacities
-        self.seconds: dict[tuple[object, ...], float] = {}
+        self._path = path
+        self._capacities = capacities
+        self._flows: dict[tuple[Layout, float], UnequalFlows] = {}
+        self._kept = 0  # flows
         self.hold = True  # until a link changes
 
-    def keep(self, key: tuple[object, ...], seconds: float) -> None:
-        """Keep the seconds of an exchange, and forget the oldest one where there are many."""
-        if len(self.seconds) >= _MOST_KNOWN:
-            del self.seconds[next(iter(self.seconds))]
-        self.seconds[key] = seconds
+    def flows(self, layout: Layout, stretch: float) -> UnequalFlows:
+        """Return the flows of an exchange whose bytes count ``stretch`` times."""
+        found = self._flows.get((layout, stretch))
+        if found is None:
+            found = UnequalFlows(layout, stretch, self._path, self._capacities)
+            self._kept += found.count
+            if self._kept > _MOST_KEPT:
+                self._flows.clear()
+                self._kept = found.count
+            self._flows[layout, stretch] = found
+        return found
+
+    def clear(self) -> None:
+        """Forget all exchanges: routes change."""
+        self._flows.clear()
+        self._kept = 0
 
 
 class UnequalFlows:
     """The flows of one collective; see ``PlannedFlows``. The sizes of the layout are in bytes."""
 
-    def __init__(self, known: KnownExchanges, layout: Layout, stretch: float) -> None:
+    def __init__(
+        self, layout: Layout, stretch: float, path: Callable[[NodeRef, NodeRef], Path], capacities: Sequence[float]
+    ) -> None:
         assert isinstance(layout.transfers, SteadyState)
         self.stretch: float = stretch
-        self._known = known
-        self._edges = [one._replace(nbytes=one.nbytes * layout.factor) for one in layout.transfers.edges]
-        self._paths = [known.path(*edge[:2]) for edge in self._edges]
+        self._edges = layout.transfers.edges
+        if layout.factor != 1.0:
+            self._edges = tuple([one._replace(nbytes=one.nbytes * layout.factor) for one in self._edges])
+        self.count = len(self._edges)
+        self._paths = [path(*edge[:2]) for edge in self._edges]
+        pairs = enumerate(zip(self._paths, self._edges, strict=True))
+        #: The numbers of the flows that take time.
+        self._sent = [number for number, (route, edge) in pairs if route.limits and edge.nbytes > 0]
+        self._capacities = capacities
+        self._seconds: float | None = None  # once it was asked for
 
     def seconds(self) -> float:
         """Return how long they flow."""
-        sent = self._sent
-        key = tuple(self._paths[one].limits for one in sent), tuple(self._work(sent))
-        seconds = self._known.seconds.get(key)
-        if seconds is None:
-            seconds = self._flows(sent).seconds() if sent else 0.0
-            self._known.keep(key, seconds)
-        return seconds
+        if self._seconds is None:
+            self._seconds = self._flows().seconds() if self._sent else 0.0
+        return self._seconds
 
     def left(self, elapsed: float) -> Iterable[tuple[Edge, float]]:
         """Yield every flow with what is left of its bytes, each counted ``stretch`` times."""
-        sent = self._sent
-        left = dict(zip(sent, self._flows(sent).left(elapsed).tolist(), strict=True)) if sent else {}
+        left = dict(zip(self._sent, self._flows().left(elapsed).tolist(), strict=True)) if self._sent else {}
         return [(edge, left.get(number, 0.0)) for number, edge in enumerate(self._edges)]
 
     def arrived(self) -> None:
@@ -81,14 +97,7 @@ class UnequalFlows:
         for path, edge in zip(self._paths, self._edges, strict=True):
             path.carried += edge.nbytes
 
-    @property
-    def _sent(self) -> list[int]:
-        """The numbers of the flows that take time."""
-        return [one for one, path in enumerate(self._paths) if path.limits and self._edges[one].nbytes > 0]
-
-    def _work(self, flows: Iterable[int]) -> list[float]:
-        return [self._edges[one].nbytes * self.stretch for one in flows]
-
-    def _flows(self, sent: Sequence[int]) -> SimultaneousFlows:
-        routes = [self._paths[one].limits for one in sent]
-        return SimultaneousFlows(routes, self._work(sent), self._known.capacities)
+    def _flows(self) -> SimultaneousFlows:
+        routes = [self._paths[one].limits for one in self._sent]
+        work = [self._edges[one].nbytes * self.stretch for one in self._sent]
+        return SimultaneousFlows(routes, work, self._capacities)

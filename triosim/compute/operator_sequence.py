@@ -29,6 +29,13 @@ class OperatorSequence(Sequence[Operator]):
         self.deduplicate = deduplicate
 
     @classmethod
+    def repeating(cls, distinct: OperatorSequence, rows: Sequence[int]) -> OperatorSequence:
+        """Return the operators of some rows of a sequence of distinct ones, any of them several times."""
+        found = cls(map(distinct.__getitem__, rows))
+        found.distinct = distinct, np.array(rows, dtype=np.int64)
+        return found
+
+    @classmethod
     def of(cls, operators: Sequence[Operator]) -> OperatorSequence:
         """Return the operators as an ``OperatorSequence``, unchanged if they are one."""
         return operators if isinstance(operators, OperatorSequence) else cls(operators)
@@ -134,9 +141,10 @@ def deduplicated(
 
     @wraps(estimate)
     def asked(self: Model, operators: Sequence[Operator], gpu: str = "") -> Estimates:
-        distinct, rows = OperatorSequence.of(operators).distinct
+        operators = OperatorSequence.of(operators)
+        distinct, rows = operators.distinct
         found = estimate(self, distinct, gpu)
-        if len(distinct) == len(operators):
+        if distinct is operators:
             return found
         return found.select(rows)
 

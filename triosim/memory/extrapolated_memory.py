@@ -29,7 +29,7 @@ from triosim.memory.captured_memory import CapturedMemory
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetimes
 from triosim.memory.liveness.micro_batch_lifetimes import ProgramStorages
 from triosim.memory.liveness.rank_lifetimes import LifetimeTracker, PeakMoment, PeakTracker, StageLifetimes
-from triosim.memory.liveness.residents import HeldTensors, residents_of_footprint
+from triosim.memory.liveness.residents import HeldTensors, Resident, residents_of_footprint
 from triosim.memory.world_memory import RankMemory, WorldMemory
 from triosim.tasks import TaskStream
 from triosim.trace import Tensor, Trace
@@ -155,10 +155,13 @@ class _RankStep:
         self._lifetimes: StageLifetimes = StageLifetimes(
             lowering, self._pipeline_rank, storages, accumulated_bytes, alike
         )
-        self._held: HeldTensors = (
-            HeldTensors.of(self._stage, storages) if like is None or not storages.held_alike else like._held
-        )
-        found = self._held.residents(lowering.program, storages.captured, resident_bytes, first=not self._pipeline_rank)
+        same = like if storages.held_alike else None
+        self._held: HeldTensors = HeldTensors.of(self._stage, storages) if same is None else same._held
+        self._sizes: list[float] = [resident_bytes(parameter) for parameter, _ in self._held.parameters]
+        if same is not None and (same._sizes, same._footprint) == (self._sizes, footprint):
+            self._residents: list[Resident] = same._residents
+            return
+        found = self._held.residents(lowering.program, storages.captured, self._sizes, first=not self._pipeline_rank)
         self._residents = list(found if footprint is None else residents_of_footprint(footprint, found))
 
     def follow(self, kind: type[Tracker]) -> Tracker:

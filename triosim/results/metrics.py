@@ -26,7 +26,7 @@ from triosim.operators import features
 from triosim.operators.kinds import Kind, kind_of
 from triosim.results.exposure import by_axis
 from triosim.results.finished_run import FinishedRun, MetricOptions
-from triosim.results.operator_columns import OperatorColumns, added
+from triosim.results.operator_columns import Floats, OperatorColumns, added
 from triosim.results.values import AxisTraffic, CollectiveTimes, ExposedShare, Metrics, RankTimes
 from triosim.trace import Operator, Trace
 
@@ -156,21 +156,21 @@ def model_flops(work: Iterable[tuple[Trace, float]], gpu: Gpu | None, *, trainin
 def hardware_flops(operators: OperatorColumns) -> float:
     """Return the FLOPs that all ranks have executed in the run."""
     total = 0.0
-    # By id(): to hash an operator would cost more than its FLOPs. Some are other objects with the same tensors: slowed down.
-    known: dict[int, float] = {}
-    of_tensors: dict[tuple[int, int, int], float] = {}
+    flops: Floats = np.full(len(operators.operators), np.nan)
+    # Some operators are other objects with the same tensors: slowed down. By id(): shapes are compared more slowly.
+    known: dict[tuple[int, int, int], float] = {}
     for one in operators.classes:
-        numbers = list(map(id, one.operators))
-        new = [operator for number, operator in zip(numbers, one.operators, strict=True) if number not in known]
-        forwards = {operator.id: operator for operator in one.operators if operator.phase == "forward"} if new else {}
-        for operator in new:
+        new = np.unique(one.rows[np.isnan(flops[one.rows])]).tolist()
+        ran = map(operators.operators.__getitem__, one.rows.tolist() if new else ())
+        forwards = {operator.id: operator for operator in ran if operator.phase == "forward"}
+        for row in new:
+            operator = operators.operators[row]
             key = operator.id, id(operator.inputs), id(operator.outputs)
-            if key not in of_tensors:
+            if key not in known:
                 of = forwards.get(operator.forward) if operator.forward is not None else None
-                of_tensors[key] = counted(operator, of)
-            known[id(operator)] = of_tensors[key]
-        flops = np.array(list(map(known.__getitem__, numbers)), np.float64) * one.runs * len(one.ranks)
-        total = added(flops, total)
+                known[key] = counted(operator, of)
+            flops[row] = known[key]
+        total = added(flops[one.rows] * one.runs * len(one.ranks), total)
     return total
 
 

@@ -20,6 +20,7 @@ from triosim.trace import Operator, Phase
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Key = TypeVar("Key", bound=Hashable)
+Tasks = Sequence[tuple[tuple[Operator, ...], int]]
 
 
 class OperatorKind(NamedTuple):
@@ -39,11 +40,12 @@ _KIND: Callable[[Operator], _Kind] = attrgetter("name", "layer", "phase", "predi
 class ClassColumns:
     """The operators of ranks that ran the same ones: how often each ran, its seconds and the number of its kind.
 
-    ``errors`` are the relative errors that are expected of the seconds, NaN where they are not known.
+    ``rows`` are those of the operators in ``OperatorColumns.operators``. ``errors`` are the relative errors that are expected
+    of the seconds, NaN where they are not known.
     """
 
     ranks: Sequence[int]
-    operators: Sequence[Operator]
+    rows: Integers
     runs: Integers
     seconds: Floats
     errors: Floats
@@ -56,11 +58,22 @@ class ClassColumns:
 
 
 class OperatorColumns:
-    """The operators of all ranks, by classes of ranks; ``kinds`` in the order in which they first ran."""
+    """The operators of all ranks, by classes of ranks; ``kinds`` in the order in which they first ran.
+
+    Classes share most of the ``operators``: the columns of each are read once.
+    """
 
     def __init__(self, classes: Iterable[RankClass]) -> None:
+        different = _DifferentOperators()
+        ran = [(ranks, different.rows(tasks), _runs(tasks)) for ranks, tasks in classes]
+        self.operators: Sequence[Operator] = different.operators
         numbers: dict[_Kind, int] = {}
-        self.classes = [_columns(ranks, tasks, numbers) for ranks, tasks in classes]
+        kinds = np.array([numbers.setdefault(_KIND(one), len(numbers)) for one in self.operators], dtype=np.int64)
+        seconds = np.array([one.seconds for one in self.operators], dtype=np.float64)
+        errors = np.array([one.relative_error for one in self.operators], dtype=np.float64)  # None becomes NaN
+        self.classes = [
+            ClassColumns(ranks, rows, runs, seconds[rows], errors[rows], kinds[rows]) for ranks, rows, runs in ran
+        ]
         self.kinds = tuple(OperatorKind(*kind) for kind in numbers)
 
     @property
@@ -92,18 +105,24 @@ def in_order(groups: Integers) -> list[int]:
     return ordered
 
 
-def _columns(
-    ranks: Sequence[int], tasks: Sequence[tuple[tuple[Operator, ...], int]], numbers: dict[_Kind, int]
-) -> ClassColumns:
-    operators = list(chain.from_iterable(some for some, _ in tasks))
-    kinds = list(map(_KIND, operators))
-    for kind in dict.fromkeys(kinds):
-        numbers.setdefault(kind, len(numbers))
-    return ClassColumns(
-        ranks,
-        operators,
-        np.repeat(np.array([runs for _, runs in tasks], np.int64), [len(some) for some, _ in tasks]),
-        np.array(list(map(attrgetter("seconds"), operators)), dtype=np.float64),
-        np.array(list(map(attrgetter("relative_error"), operators)), dtype=np.float64),  # None becomes NaN
-        np.array(list(map(numbers.__getitem__, kinds)), dtype=np.int64),
-    )
+class _DifferentOperators:
+    """Different operators, in the order in which they first ran."""
+
+    def __init__(self) -> None:
+        self.operators: list[Operator] = []
+        self._rows: dict[int, int] = {}  # by id(): to hash an operator would cost more than to read its columns
+
+    def rows(self, tasks: Tasks) -> Integers:
+        """Return the row of each operator of some tasks."""
+        operators = list(chain.from_iterable(some for some, _ in tasks))
+        keys = list(map(id, operators))
+        for key, operator in zip(keys, operators, strict=True):
+            if key not in self._rows:
+                self._rows[key] = len(self.operators)
+                self.operators.append(operator)
+        return np.array(list(map(self._rows.__getitem__, keys)), dtype=np.int64)
+
+
+def _runs(tasks: Tasks) -> Integers:
+    """Return how often each operator of some tasks ran."""
+    return np.repeat(np.array([runs for _, runs in tasks], np.int64), [len(some) for some, _ in tasks])

@@ -170,10 +170,13 @@ class Operator:
     communication: Communication | None = None
     recomputed: bool = False
 
-    def with_tensors(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Operator:
-        """Return the same call of other tensors."""
-        times = self.seconds, self.busy_seconds, self.host_seconds, self.flops
-        return self._with((inputs, outputs), times, (self.predicted_by, self.relative_error))
+    def with_tensors(
+        self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], timed: Operator | None = None
+    ) -> Operator:
+        """Return the same call of other tensors, with the times on the GPU of the call ``timed``, if that is given."""
+        timed = timed or self
+        times = timed.seconds, timed.busy_seconds, self.host_seconds, timed.flops
+        return self._with((inputs, outputs), times, (timed.predicted_by, timed.relative_error))
 
     def with_times(self, seconds: float, busy_seconds: float | None, flops: float | None) -> Operator:
         """Return the same call with other times and FLOPs."""

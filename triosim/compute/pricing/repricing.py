@@ -9,7 +9,7 @@ operators name their model and its expected error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,20 +38,24 @@ def reprice(
     ``deduplicate``, models are asked once for equal operators.
     """
     old_forward = {operator.id: operator for operator in before if operator.phase == "forward"}
-    changed = {new.id for old, new in zip(before, after, strict=True) if not _same_shapes(old, new)}
+    changed = {new.id for old, new in zip(before, after, strict=True) if not same_shapes(old, new)}
     changed |= {new.id for new in after if new.forward in changed and new.forward in old_forward}
     if not changed:
         return list(after)
     asked = changed | {new.forward for new in after if new.id in changed}
     rows = [row for row, new in enumerate(after) if new.id in asked]
     old_ones, new_ones = (_selected(some, rows, deduplicate=deduplicate) for some in (before, after))
-    found, _ = answers(model, new_ones, lambda asked: asked.ratios(old_ones, new_ones, gpu, gpu))
-    priced = {
-        new.id: with_prediction(scaled(new, float(found.seconds[row]), old), found, row, old)
-        for row, (old, new) in enumerate(zip(old_ones, new_ones, strict=True))
-        if new.id in changed
-    }
+    priced = {one.id: one for one in reshaped(old_ones, new_ones, model, gpu) if one.id in changed}
     return [priced.get(new.id, new) for new in after]
+
+
+def reshaped(
+    before: Sequence[Operator], after: Sequence[Operator], model: ComputeModel, gpu: str = ""
+) -> Iterator[Operator]:
+    """Yield ``after`` with the times of ``before``, scaled by the ratios of their predictions; all have other shapes."""
+    found, _ = answers(model, after, lambda asked: asked.ratios(before, after, gpu, gpu))
+    for row, (old, new) in enumerate(zip(before, after, strict=True)):
+        yield with_prediction(scaled(new, float(found.seconds[row]), old), found, row, old)
 
 
 def _selected(operators: Sequence[Operator], rows: Sequence[int], *, deduplicate: bool) -> OperatorSequence:
@@ -129,7 +133,8 @@ def with_prediction(operator: Operator, found: Estimates, row: int, old: Operato
     return operator.predicted(name, None if math.isnan(error) else error)
 
 
-def _same_shapes(first: Operator, second: Operator) -> bool:
+def same_shapes(first: Operator, second: Operator) -> bool:
+    """Whether the tensors of two operators have the same shapes."""
     return first is second or (
         [tensor.shape for tensor in first.inputs] == [tensor.shape for tensor in second.inputs]
         and [tensor.shape for tensor in first.outputs] == [tensor.shape for tensor in second.outputs]

@@ -211,6 +211,9 @@ class MicroBatchLiveness:
         self._offsets[name] = len(self._layers)
         followed = self._storages.operators
         for block in blocks:
+            if followed is not None and _are_operators_alone(block) and followed.isdisjoint(block.operator_ids):
+                self._layers += [operator.layer for operator in block.operators]
+                continue
             arriving: Communicate | None = None  # an all-to-all; the next operator reorders what it brings
             for item in block.items:
                 if isinstance(item, Operator):
@@ -417,6 +420,10 @@ class MicroBatchLiveness:
         if lifetime.gathered and not outlives:
             return "communication"
         return "activation" if outlives or lifetime.recomputed or forward_alone else "temporary"
+
+
+def _are_operators_alone(block: Block) -> bool:
+    return len(block.operators) == len(block.items)
 
 
 def _arriving_bytes(sent: Communicate, reordered: Operator) -> float:

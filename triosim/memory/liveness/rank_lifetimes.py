@@ -146,9 +146,10 @@ class PeakTracker(_RankTracker):
 
     def __init__(self, stages: StageLifetimes, residents: Sequence[Resident]) -> None:
         super().__init__(stages)
-        self._live = np.zeros(len(MEMORY_CATEGORIES), np.int64)
+        held = [0] * len(MEMORY_CATEGORIES)
         for one in residents:
-            self._live[COLUMN[one.category]] += whole_blocks(one.nbytes)
+            held[COLUMN[one.category]] += whole_blocks(one.nbytes)
+        self._live = np.array(held, np.int64)
         self._total = int(self._live.sum())
         self._known_peaks: dict[tuple[MicroBatchLifetimes, int, int], tuple[int, int]] = {}
         self.peak = PeakMoment(self._total, tuple(self._live.tolist()), None, "")

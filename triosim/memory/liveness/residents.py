@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from triosim.extrapolators.core.memory import MemoryFootprint
@@ -68,11 +68,12 @@ class HeldTensors:
         )
 
     def residents(
-        self, program: Program, captured: CapturedStorages, resident_bytes: Callable[[Tensor], float], *, first: bool
+        self, program: Program, captured: CapturedStorages, sizes: Sequence[float], *, first: bool
     ) -> Iterator[Resident]:
-        """Yield what a rank holds; the ``first`` of a pipeline also what was captured of no operator."""
-        for tensor, layer in self.parameters:
-            yield Resident.of(tensor, layer, resident_bytes(tensor))
+        """Yield what a rank holds, the ``sizes`` of its parameters in bytes given; the ``first`` of a pipeline also what was
+        captured of no operator."""
+        for (tensor, layer), nbytes in zip(self.parameters, sizes, strict=True):
+            yield Resident.of(tensor, layer, nbytes)
         for tensor, layer in self.others:
             times = program.micro_batches if tensor.category == "input" else 1
             yield Resident.of(tensor, layer, captured.scale(tensor.storage, tensor.nbytes) * times)
