@@ -53,7 +53,7 @@ class Case(NamedTuple):
 CASES = (
     Case("ddp", "layers", {"parallel": "ddp", "bucket_size": BUCKET, "first_bucket_size": BUCKET}),
     Case("tp", "pairs", {"parallel": "tp", "tp_style": "megatron"}),
-    Case("pp", "stages", {"parallel": "pp", "micro_batches": MICRO_BATCHES}),
+    Case("pp", "stages", {"parallel": "pp", "micro_batches": MICRO_BATCHES, "schedule": "gpipe"}),
     Case("ddp computing", "computing", {"parallel": "ddp", "bucket_size": BUCKET, "first_bucket_size": BUCKET}),
 )
 

@@ -12,7 +12,9 @@ RING = "ring({}, bandwidth=10 GB/s, latency=10 us)"
 def rows() -> list[Row]:
     ddp = triosim.simulate(trace(), "ddp", topology=RING.format(4))
     dp = triosim.simulate(trace(), "dp", topology=RING.format(4))
-    pp = triosim.simulate(trace(), "pp", topology=RING.format(2), micro_batches=2, compute_model="linear")
+    pp = triosim.simulate(
+        trace(), "pp", topology=RING.format(2), micro_batches=2, schedule="gpipe", compute_model="linear"
+    )
     figures = {
         "ddp, 4 GPUs: step": (ddp.step_time_s, 17.26e-3),
         "ddp, 4 GPUs: communication of a rank": (ddp.data.ranks[0].communication_s, 3.72e-3),

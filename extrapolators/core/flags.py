@@ -29,7 +29,7 @@ STAGES = Option("stages", "names", None, metavar="LAYER,...", of_step=True, comm
     "pp: the first layer of each stage after the first. By default balanced by time.")
 BALANCE_STAGES = Option("balance_stages", "flag", False, of_step=True, commands=("simulate", "compare"), help=
     "pp: balance by the times on each stage's own GPUs, so that slower ones get fewer layers.")
-SCHEDULE = Option("schedule", "part", "gpipe", metavar="NAME", of_step=True, group="schedules", help=
+SCHEDULE = Option("schedule", "part", "1f1b", metavar="NAME", of_step=True, group="schedules", help=
     "pp: gpipe, 1f1b, interleaved, zero-bubble, dualpipe, file.py:Class, or a CSV file (rank, slot, action).")
 VIRTUAL_STAGES = Option("virtual_stages", "whole", None, unit="stages", metavar="V", of_step=True, help=
     "pp, interleaved: the number of stages of a rank. By default 2.")

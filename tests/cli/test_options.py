@@ -93,7 +93,7 @@ def test_the_help_fits_eighty_columns_in_groups(
     titles = [line.split()[1] for line in lines if line.startswith("╭─")]
     assert {"Parallelism", "System", "Operator", "Conditions", "Output"} <= set(titles)
     assert "**given" not in "".join(lines)
-    assert "[default: gpipe]" in "".join(lines)
+    assert "[default: 1f1b]" in "".join(lines)
 
 
 def test_what_was_not_given_is_not_said() -> None:

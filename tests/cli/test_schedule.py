@@ -80,7 +80,7 @@ def test_a_picture_numbers_every_micro_batch(tmp_path: Path) -> None:
             ["simulate", "TRACE", "-p", "pp=2", "--schedule", "interleaved", "--micro-batches", "1"],
             "are not divisible by 2",
         ),
-        (["simulate", "TRACE", "-p", "pp=2", "--virtual-stages", "2"], "'gpipe' has no virtual stages"),
+        (["simulate", "TRACE", "-p", "pp=2", "--virtual-stages", "2"], "'1f1b' has no virtual stages"),
         (["simulate", "TRACE", "-p", "pp=2", "--virtual-stages", "0"], "0 is less than 1"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_simulation_reads_a_schedule_and_names_its_file(tmp_path: Path, capsys
 def test_an_option_without_a_pipeline_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.json"
     write(traces.mlp(), trace)
-    assert run(["simulate", str(trace), "-p", "ddp", "-n", "2", "--schedule", "1f1b", "--format", "json"]) == 0
+    assert run(["simulate", str(trace), "-p", "ddp", "-n", "2", "--schedule", "gpipe", "--format", "json"]) == 0
     assert "--schedule has no effect without pp" in capsys.readouterr().out
 
 

@@ -81,7 +81,7 @@ def test_the_command_takes_conditions_schedules_and_prices(tmp_path: Path, capsy
     [
         ({"options": {"prefetch": "x"}}, "--option prefetch: 'x' is not a whole number"),  # only fsdp reads it
         ({"options": {"overlap": "maybe"}}, "--option overlap: 'maybe' is not known"),  # tp, alone and combined
-        ({"virtual_stages": 3}, "'gpipe' has no virtual stages"),
+        ({"virtual_stages": 3}, "'1f1b' has no virtual stages"),
         ({"schedule": "interleaved", "virtual_stages": 99}, "pipeline stages are asked for"),
         ({"bucket_size": -1}, "bytes; give 0 or more"),
     ],

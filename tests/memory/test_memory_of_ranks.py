@@ -321,11 +321,11 @@ def test_a_rank_that_there_is_not_is_refused() -> None:
 def test_an_option_that_nobody_reads_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.json"
     triosim.save_trace(gpt(1), trace)
-    assert run(["memory", str(trace), "-p", "ddp=2", "--schedule", "1f1b", "--bucket-size", "50 MiB"]) == 0
+    assert run(["memory", str(trace), "-p", "ddp=2", "--schedule", "gpipe", "--bucket-size", "50 MiB"]) == 0
     shown = capsys.readouterr().out
     assert "note: --schedule has no effect without pp" in shown
     assert "bucket" not in shown
-    assert run(["memory", str(trace), "--schedule", "1f1b", "--format", "json"]) == 0
+    assert run(["memory", str(trace), "--schedule", "gpipe", "--format", "json"]) == 0
     assert "--schedule has no effect without pp" in json.loads(capsys.readouterr().out)["ranks"][0]["notes"]
 
 

@@ -74,7 +74,7 @@ def zeroed(operators: Any) -> Any:
         ({"batch_size": 4}, "--batch-size does not go"),
         ({"training": False}, "--inference does not go"),
         ({"tp_style": "megatron"}, "--tp-style does not go"),
-        ({"schedule": "1f1b"}, "--schedule does not go"),
+        ({"schedule": "gpipe"}, "--schedule does not go"),
         ({"virtual_stages": 2}, "--virtual-stages does not go"),
         ({"gpus": 4}, "the streams are those of 2 ranks, not of 4"),
         ({"topology": "ring(1, bandwidth=1 GB/s)"}, "1 GPU"),

@@ -247,7 +247,7 @@ def test_gpipe_runs_all_forward_then_all_backward() -> None:
 
 
 def test_micro_batches_are_computed_one_after_the_other_and_the_optimizer_once() -> None:
-    tasks = drawn(planned(MLP, "pp", 2, stages=("fc1",), micro_batches=4))[1]
+    tasks = drawn(planned(MLP, "pp", 2, stages=("fc1",), micro_batches=4, schedule="gpipe"))[1]
     phases = [task.operators[0].phase for task in tasks if isinstance(task, Compute)]
     assert phases == ["forward"] * 4 + ["backward"] * 4 + ["optimizer"]
     assert {op.inputs[0].shape for op in operators_of(tasks) if op.layer == "fc1" and op.phase == "forward"} == {
