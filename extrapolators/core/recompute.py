@@ -11,6 +11,8 @@ policy says what runs again in each unit (``triosim.trace.numbered_modules``), j
   selective policy does. Results are kept until the unit's backward pass begins, read or not, unless a compiler
   knows which of them are read.
 - ``modules=mlp,input_layernorm``: as ``checkpoint``, but around each module of these names, and nothing else.
+- ``discard=input_layernorm,act_fn``: the same, and their outputs too, which are discarded once they have been used and made
+  again for who reads them in the backward pass (Megatron-Core's ``CheckpointWithoutOutput``, its ``recompute_modules``).
 """
 
 from __future__ import annotations
@@ -143,10 +145,10 @@ def check_policy(text: str) -> None:
 
 
 def _named(text: str) -> tuple[str, list[str]]:
-    """Return ``save`` or ``modules`` and the names in a policy. Raises ``OptionError`` for another one."""
+    """Return ``save``, ``modules`` or ``discard`` and the names in a policy. Raises ``OptionError`` for another one."""
     name, _, listed = text.partition("=")
-    if name not in ("save", "modules") or not listed:
-        known = (*POLICIES, "save=mm,attention", "modules=mlp")
+    if name not in ("save", "modules", "discard") or not listed:
+        known = (*POLICIES, "save=mm,attention", "modules=mlp", "discard=mlp")
         raise OptionError(f"unknown policy '{text}'", where="recompute", fix=nearest(name, known))
     return name, [entry.strip() for entry in listed.split(",")]
 
@@ -158,9 +160,9 @@ def _policy(text: str, program: Program) -> tuple[Again, Saved | None] | None:
     if text in _POLICIES:
         return _POLICIES[text], None
     name, entries = _named(text)
-    if name == "modules":
+    if name != "save":
         _check_modules(frozenset(entries), program)
-        return partial(_needed_in, frozenset(entries)), None
+        return partial(_needed_in, frozenset(entries), outputs=name == "discard"), None
     names = [_parse_name(entry) for entry in entries]
     _check_names([name for name, _ in names], program)
     saved = partial(_saved, names)
@@ -202,12 +204,17 @@ def _check_modules(modules: frozenset[str], program: Program) -> None:
         raise OptionError(f"no module is called '{name}'", where="recompute", fix=nearest(name, sorted(known)))
 
 
-def _needed_in(modules: frozenset[str], forward: Sequence[Operator], backward: Sequence[Operator]) -> set[int]:
-    """Return the operators of each of a unit's modules of some names that its own backward pass needs."""
+def _needed_in(
+    modules: frozenset[str], forward: Sequence[Operator], backward: Sequence[Operator], *, outputs: bool
+) -> set[int]:
+    """Return the operators of each of a unit's modules of some names that its own backward pass needs.
+
+    With ``outputs``, those that anything in the unit's backward pass needs.
+    """
     found: set[int] = set()
     for path in {path for one in forward if (path := _within(one.layer, modules))}:
         inside, after = ([one for one in some if _within(one.layer, modules) == path] for some in (forward, backward))
-        found |= _needed(inside, after)
+        found |= _needed(inside, backward if outputs else after)
     return found
 
 

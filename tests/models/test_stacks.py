@@ -118,7 +118,7 @@ def test_delayed_scaling_casts_a_tensor_without_looking_at_it_before() -> None:
     assert delayed["fused::cast_transpose"] == current["fused::cast_transpose"]
 
 
-def test_megatron_clamps_gates_and_adds_biases_of_experts_operator_by_operator_but_in_fp8() -> None:
+def test_megatron_clamps_gates_and_adds_biases_of_experts_operator_by_operator_unless_they_are_fused() -> None:
     """GPT-OSS's: each clamp of (rows, features) and its gradient, with one mask for the gate and two for what it multiplies."""
     sizes = replace(LLAMA, experts=4, experts_per_token=2, feed_forward=64)
 
@@ -129,7 +129,9 @@ def test_megatron_clamps_gates_and_adds_biases_of_experts_operator_by_operator_b
     found = more(stack="megatron", dtype="bf16", optimizer="none")
     once = {"clamp": 2, "le": 2, "ge": 1, "logical_and_": 1, "where": 2}
     assert {name: found[f"aten::{name}"] for name in once} == {name: 2 * count for name, count in once.items()}
-    assert "aten::clamp" not in more(stack="te-fp8", dtype="bf16")
+    assert more(stack="te-fp8", dtype="bf16")["aten::clamp"] == 2 * LLAMA.layers
+    fused = described(replace(sizes, expert_bias=True, fused_experts=True), stack="te-fp8", dtype="bf16")
+    assert "aten::clamp" not in names(fused)
 
 
 def test_weights_and_biases_of_experts_are_added_in_fp32() -> None:

@@ -81,7 +81,8 @@ class RunConfig:
         "Samples in a micro-batch. Without a batch size it sets that too: the number of micro-batches times this.")
     recompute: str = _option("text", "none", metavar="POLICY", of_training=True, of_step=True, help=
         "The activations that the backward pass recomputes: none, selective (attention), full, checkpoint (as "
-        "torch.utils.checkpoint), save=mm,attention for all but these, or modules=mlp for those of these modules.")
+        "torch.utils.checkpoint), save=mm,attention for all but these, modules=mlp for those of these modules, or discard=mlp "
+        "for their outputs too.")
     topology: Any = _option("topology", panel=SYSTEM, metavar="NAME", short="-t", help=
         "The system: a name (dgx-h100), a shape ('ring(8, bandwidth=50 GB/s)') or a YAML file. By default the GPU's usual one.")
     network: str | type = _option("part", "packet", panel=SYSTEM, metavar="NAME", help=

@@ -62,6 +62,12 @@ def test_modules_that_are_checkpointed_run_again_as_far_as_their_own_backward_pa
     assert whole == layers(again("checkpoint"))
 
 
+def test_modules_whose_outputs_are_discarded_run_again_for_those_who_read_them() -> None:
+    """The layer behind a norm reads what the norm returned."""
+    assert layers(again("discard=ln_2")) == ["h.1.ln_2", "h.0.ln_2"]
+    assert set(layers(again("modules=mlp,ln_2"))) < set(layers(again("discard=mlp,ln_2")))
+
+
 def test_what_is_saved_does_not_run_again() -> None:
     names = {operator.name for operator in again("save=linear,attention")}
     assert "aten::native_layer_norm" in names

@@ -33,10 +33,12 @@ class Llama:
     et al. 2023), by default each has its own keys and values.
 
     With ``experts``, each token goes to ``experts_per_token`` of so many feed-forward networks, which have biases and clamp
-    their gates with ``expert_bias``. The angles of ``yarn`` have a factor (Peng et al. 2023), which Transformer Engine's fused
-    kernel does not take (Megatron-Core's ``apply_rotary_pos_emb``). In the style of torchtitan (Liang et al. 2024), rotary
-    embedding multiplies complex numbers in fp32, and keys and values are repeated for the heads that share them; transformers
-    of 2024 repeats them too, and its loss copies the logits that have a next token.
+    their gates with ``expert_bias``: by operators of their own, or in the kernels of their products with ``fused_experts``
+    (Transformer Engine's op fuser, Megatron-Core's ``use_transformer_engine_op_fuser``). The angles of ``yarn`` have a factor
+    (Peng et al. 2023), which Transformer Engine's fused kernel does not take (Megatron-Core's ``apply_rotary_pos_emb``). In the
+    style of torchtitan (Liang et al. 2024), rotary embedding multiplies complex numbers in fp32, and keys and values are
+    repeated for the heads that share them; transformers of 2024 repeats them too, and its loss copies the logits that have a
+    next token.
     """
 
     layers: int
@@ -53,6 +55,7 @@ class Llama:
     experts: int = 0
     experts_per_token: int = 2
     expert_bias: bool = False
+    fused_experts: bool = False
     yarn: bool = False
     style: Literal["transformers", "transformers-2024", "torchtitan"] = "transformers"
     name: str = "llama"
@@ -140,7 +143,8 @@ class Llama:
             return gated_mlp(x, self.feed_forward, fused=choices.fused())
         routed = softmax_router(reshape(x, (-1, self.hidden)), self.experts, self.experts_per_token)
         sizes = self.experts, self.feed_forward
-        return mixture(x, routed, sizes, fused=choices.fused(), biased=self.expert_bias)
+        biased = self.expert_bias and not self.fused_experts
+        return mixture(x, routed, sizes, fused=choices.fused(), biased=biased)
 
     def _logits(self, x: Value, choices: ChoiceReader) -> Value:
         with x.tape.at("lm_head"):

@@ -4,7 +4,7 @@ Every token goes to ``chosen`` of the experts (Shazeer et al. 2017; Jiang et al.
 group by group (``_grouped_mm``), and put back. How many tokens each expert has does not change the shapes. Where libraries fuse
 kernels, one sorts the rows and one puts them back with their weights, as Transformer Engine's do (``moe_permute``). GPT-OSS's
 experts have biases and clamped gates, for which Megatron-Core runs operators of their own (``_apply_bias`` of its experts.py,
-``weighted_bias_quick_geglu_impl``), but where products of experts are narrow: one kernel (cuTe DSL) then does all.
+``weighted_bias_quick_geglu_impl``).
 """
 
 from __future__ import annotations
@@ -112,7 +112,6 @@ def _by_fused_kernels(x: Value, weights: Value, indices: Value, sizes: tuple[int
     tape.kernel("fused::permute_tokens", (x, places), (taken,), of=(x,), saved=(places,))
     both = tape.parameter("gate_up_proj", (count, 2 * feed_forward, hidden))
     down = tape.parameter("down_proj", (count, hidden, feed_forward))
-    biased = biased and not float8.fits_experts(taken, both)
     made = module("act_fn", _gated, _by_group(taken, both, ends), clamped=biased)
     found = _by_group(made, down, ends)
     if biased:
