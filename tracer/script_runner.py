@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import runpy
 import sys
 import traceback
 import types
@@ -41,15 +42,18 @@ def run_script(
     steps: int = 1,
     least: int | None = None,
     batch_size: int | None = None,
+    module: bool = False,
 ) -> StepObservations:
     """Run a script as ``__main__`` until ``steps`` steps after the first ``skip`` are over, and tell the observer of each.
 
-    With ``least`` a script may also end by itself after that many. Where steps are skipped, so is one more while a further
-    optimizer runs for the first time. ``batch_size`` is, where it is given, that of each step. Returns what was observed of the
-    script's model and optimizers up to the end of step 0. Raises ``OptionError`` where there is no such file, and
-    ``CaptureError`` when the script raises (its traceback is printed), does what cannot be captured, exits, or ends too early.
+    With ``module`` the path is the name of one. With ``least`` a script may also end by itself after that many. Where steps
+    are skipped, so is one more while a further optimizer runs for the first time. ``batch_size`` is, where it is given, that
+    of each step. Returns what was observed of the script's model and optimizers up to the end of step 0. Raises
+    ``OptionError`` where there is no such file, and ``CaptureError`` when the script raises (its traceback is printed), does
+    what cannot be captured, exits, or ends too early.
     """
-    check_script(path)
+    if not module:
+        check_script(path)
     observed = StepObservations(batch_size=batch_size)
     counter = _ScriptSteps(observer, observed, skip, steps)
     needed = steps if least is None else least
@@ -57,8 +61,7 @@ def run_script(
         counter.calls.enter_context(module_calls(observed))
         counter.begin()
         try:
-            with _as_main(path, arguments) as main:
-                _execute(path, main)
+            execute(path, arguments, module=module)
         except EnoughSteps:
             pass
         except SystemExit as left:
@@ -68,7 +71,7 @@ def run_script(
             if counter.number < steps:
                 if (refused := _capture_error(path, error)) is not None:
                     raise refused from None
-                _show(error)
+                show_error(error)
                 raise counter.no_step(path, f"the script raised {type(error).__name__}", steps) from None
     if counter.number < needed:
         raise counter.no_step(path, "the script ended", needed)
@@ -117,10 +120,25 @@ def check_script(path: str | os.PathLike[str]) -> None:
         raise OptionError("is a folder, not a script", where=str(path), fix="name a Python file")
 
 
-def _execute(path: str | os.PathLike[str], main: types.ModuleType) -> None:
+def execute(path: str | os.PathLike[str], arguments: Sequence[str], *, module: bool = False) -> None:
+    """Run a script in this process as ``python script.py arguments`` does, or a ``module`` as ``python -m`` does."""
+    if module:
+        _execute_module(os.fspath(path), arguments)
+        return
     with io.open_code(os.path.abspath(path)) as file:
         source = file.read()
-    exec(compile(source, os.fspath(path), "exec", dont_inherit=True), main.__dict__)
+    with _as_main(path, arguments) as main:
+        exec(compile(source, os.fspath(path), "exec", dont_inherit=True), main.__dict__)
+
+
+def _execute_module(name: str, arguments: Sequence[str]) -> None:
+    before = sys.argv, sys.path[:]
+    sys.argv = [name, *arguments]
+    sys.path[:1] = [os.getcwd()]
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    finally:
+        sys.argv, sys.path[:] = before
 
 
 @contextmanager
@@ -182,24 +200,24 @@ def _exit_reason(left: SystemExit) -> str:
     return "the script exited"
 
 
-def _show(error: BaseException) -> None:
-    """Print a traceback as Python does, without the frames of the capture."""
+def show_error(error: BaseException, ours: tuple[str, ...] = ()) -> None:
+    """Print a traceback as Python does, without the frames of the tracer and of files whose paths begin with ``ours``."""
     if not os.environ.get("TRIOSIM_DEBUG"):
-        _forget_our_frames(error, set())
+        _forget_frames(error, (_OURS, "<frozen runpy>", *ours), set())
     traceback.print_exception(error)
 
 
-def _forget_our_frames(error: BaseException | None, known: set[BaseException]) -> None:
+def _forget_frames(error: BaseException | None, ours: tuple[str, ...], known: set[BaseException]) -> None:
     if error is None or error in known:
         return
     known.add(error)
-    kept = [entry for entry in _entries(error) if not entry.tb_frame.f_code.co_filename.startswith(_OURS)]
+    kept = [entry for entry in _entries(error) if not entry.tb_frame.f_code.co_filename.startswith(ours)]
     linked: types.TracebackType | None = None
     for entry in reversed(kept):
         linked = types.TracebackType(linked, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     error.__traceback__ = linked
-    _forget_our_frames(error.__cause__, known)
-    _forget_our_frames(error.__context__, known)
+    _forget_frames(error.__cause__, ours, known)
+    _forget_frames(error.__context__, ours, known)
 
 
 def _entries(error: BaseException) -> Iterator[types.TracebackType]:

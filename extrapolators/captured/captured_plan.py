@@ -7,35 +7,20 @@ the same commands, each in groups of its own. Computations and collectives that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.captured.commands import Command, CommandWait, GroupCollective, PointToPoint, commands_of
-from triosim.extrapolators.captured.groups import communicators, symmetry_of
-from triosim.tasks import (
-    COLLECTIVES,
-    Batch,
-    Collective,
-    CollectiveKind,
-    Communicator,
-    Compute,
-    Handle,
-    Iteration,
-    Recv,
-    Send,
-    Synchronize,
-    Task,
-    TaskStream,
-    Wait,
+from triosim.extrapolators.captured.command_tasks import (
+    TAGS_OF_A_FAMILY,
+    collective_task,
+    exchange_task,
+    uneven_exchange,
+    wait_task,
 )
+from triosim.extrapolators.captured.commands import Command, CommandWait, GroupCollective, commands_of
+from triosim.extrapolators.captured.groups import communicators, symmetry_of
+from triosim.tasks import Collective, Communicator, Compute, Handle, Iteration, Record, Task, TaskStream
 from triosim.trace import Communication
 from triosim.trace.task_streams import TaskStreams
-
-#: A barrier is an all-reduce of one float (PyTorch, ProcessGroupNCCL::barrier).
-BARRIER_BYTES = 4.0
-
-#: Tags of families of groups are kept apart by multiples of this, because two ranks may be peers in several.
-_TAGS_OF_A_FAMILY = 2**31
 
 #: The bytes that each member of a group sends to each.
 _Sent = tuple[tuple[float, ...], ...]
@@ -61,7 +46,7 @@ class CapturedPlan:
         self.global_batch_size = streams.global_batch_size or _sum_of_batches(streams)
         self.work = tuple((trace, float(streams.like.count(rank))) for rank, trace in streams.traces.items())
         self._groups = communicators(streams)
-        self._tags = {family: number * _TAGS_OF_A_FAMILY for number, family in enumerate(streams.groups)}
+        self._tags = {family: number * TAGS_OF_A_FAMILY for number, family in enumerate(streams.groups)}
         self._commands = {
             rank: commands_of(trace, frozenset(n for n, group in self._groups[rank].items() if len(group.ranks) == 1))
             for rank, trace in streams.traces.items()
@@ -87,25 +72,24 @@ class CapturedPlan:
 
     def _task(self, rank: int, index: int, command: Command, handles: Sequence[Handle]) -> Task:
         """Return a command as a task; ``handles`` are those of the commands before it."""
-        if isinstance(command, Compute):
+        if isinstance(command, (Compute, Record)):
             return command
         if isinstance(command, CommandWait):
-            awaited = tuple([handles[other] for other in command.commands])
-            return Synchronize(awaited) if command.stream is None else Wait(awaited, command.stream)
+            return wait_task(command, handles)
         if isinstance(command, GroupCollective):
             captured = self.streams.like[rank]
             group = self._group(rank, command.communication)
             sent = self._sent.get((group, self._positions[captured, index]))
             if sent is not None:
-                return self._uneven_exchange(rank, group, command, sent)
+                tag = -1 - self._tags[group.name]  # no captured send has such a tag
+                return uneven_exchange(rank, group, command, sent, tag)
             key = (captured, index, group)
             if key not in self._collectives:
-                self._collectives[key] = _collective(group, command)
+                self._collectives[key] = collective_task(group, command)
             return self._collectives[key]
-        parts = tuple([self._send_or_receive(rank, part, command) for part in command.parts])
-        if len(parts) == 1:
-            return parts[0]
-        return Batch(parts, command.stream, command.issuer, command.parts[0].group, command.layers)
+        for part in command.parts:
+            self._group(rank, part)
+        return exchange_task(command, self._groups[rank], self._tags)
 
     def _uneven_exchanges(self) -> dict[tuple[Communicator, int], _Sent]:
         """Return the bytes from each member to each of all-to-alls with unequal parts, by group and position in its order."""
@@ -126,27 +110,6 @@ class CapturedPlan:
             assert isinstance(command, GroupCollective)
             yield command.communication
 
-    def _uneven_exchange(self, rank: int, group: Communicator, command: GroupCollective, sent: _Sent) -> Batch:
-        """Return an all-to-all of unequal parts as NCCL does it: a batch of sends and receives, none of no bytes."""
-        family, stream, issuer = command.communication.group, command.stream, command.issuer
-        own = group.ranks.index(rank)
-        tag = -1 - self._tags[family]  # no captured send has such a tag
-        parts: list[Send | Recv] = []
-        for index, other in enumerate(group.ranks):
-            if index != own and sent[own][index]:
-                parts.append(Send(other, sent[own][index], tag, stream, issuer, family, layers=command.layers))
-            if index != own and sent[index][own]:
-                parts.append(Recv(other, tag, stream, issuer, family))
-        return Batch(tuple(parts), stream, issuer, family, command.layers)
-
-    def _send_or_receive(self, rank: int, part: Communication, command: PointToPoint) -> Send | Recv:
-        assert part.peer is not None
-        peer = self._group(rank, part).ranks[part.peer]
-        tag = part.tag + self._tags[part.group]
-        if part.kind == "send":
-            return Send(peer, part.nbytes, tag, command.stream, command.issuer, part.group, command.layers)
-        return Recv(peer, tag, command.stream, command.issuer, part.group)
-
     def _group(self, rank: int, communication: Communication) -> Communicator:
         group = self._groups[rank].get(communication.group)
         if group is None:
@@ -155,21 +118,6 @@ class CapturedPlan:
                 where=self.streams.source or None,
             )
         return group
-
-
-def _collective(group: Communicator, command: GroupCollective) -> Collective:
-    communication = command.communication
-    barrier = communication.kind == "barrier"
-    kind = COLLECTIVES["all_reduce" if barrier else cast(CollectiveKind, communication.kind)]
-    return kind(
-        max(communication.nbytes, BARRIER_BYTES) if barrier else communication.nbytes,
-        group,
-        command.stream,
-        command.issuer,
-        None if communication.root is None else group.ranks[communication.root],
-        communication.shares,
-        layers=command.layers,
-    )
 
 
 def _orders(commands: tuple[Command, ...]) -> dict[str, list[int]]:

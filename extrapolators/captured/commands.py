@@ -9,11 +9,12 @@ communicator's stream, a send or receive outside of a batch on a stream of its p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from triosim.errors import TraceError
-from triosim.tasks import HOST_STREAM, Compute, Layers
+from triosim.tasks import HOST_STREAM, Compute, Layers, Record
 from triosim.trace import Communication, Mark, Operator, Trace
 
 #: The most operators of one command: more would hold up the host, which runs at most 1,024 launches ahead.
@@ -48,15 +49,23 @@ class CommandWait:
     stream: str | None = None
 
 
-Command = Compute | GroupCollective | PointToPoint | CommandWait
+Command = Compute | Record | GroupCollective | PointToPoint | CommandWait
 
 
-def commands_of(trace: Trace, alone: frozenset[str] = frozenset()) -> tuple[Command, ...]:
+class _Issued(NamedTuple):
+    """A command that was written: its number and its stream."""
+
+    number: int
+    stream: str
+
+
+def commands_of(trace: Trace, alone: Set[str] = frozenset()) -> tuple[Command, ...]:
     """Return the commands of a trace. In the groups of the families ``alone`` the rank has no partner.
 
     Raises ``TraceError`` where a mark waits for a work that nothing before it began.
     """
-    writer = _CommandWriter(trace, alone)
+    writer = CommandWriter(alone, trace.source)
+    writer.expect_batches(trace.operators)
     marks = deque(trace.marks)
     for position, operator in enumerate((*trace.operators, None)):
         while marks and marks[0].position <= position:
@@ -67,24 +76,49 @@ def commands_of(trace: Trace, alone: frozenset[str] = frozenset()) -> tuple[Comm
     return tuple(writer.commands)
 
 
-class _CommandWriter:
-    """Turns operators and marks of a trace into commands."""
+class CommandWriter:
+    """Turns operators and marks into commands; ``alone`` is as in ``commands_of``, ``source`` names the trace in errors.
 
-    def __init__(self, trace: Trace, alone: frozenset[str]) -> None:
-        self.trace = trace
+    Commands are numbered as they are written. Whoever follows a running script takes those that were written so far
+    (``take``), and lets old events be forgotten (``forget``).
+    """
+
+    def __init__(self, alone: Set[str] = frozenset(), source: str = "") -> None:
         self.alone = alone
+        self.source = source
         self.commands: list[Command] = []
-        self.tails: dict[str, int] = {}  # by stream: its last command
-        self.events: dict[int | None, tuple[int, ...]] = {}  # by number: the stream's last command when it was recorded
-        self.works: dict[int | None, list[int]] = {}
+        self.taken = 0  # how many commands were taken before those
+        self.tails: dict[str, _Issued] = {}  # by stream: its last command
+        self.events: dict[
+            int | None, tuple[_Issued, ...]
+        ] = {}  # by number: the stream's last command when it was recorded
+        self.works: dict[int | None, list[_Issued]] = {}
         self.barriers: set[int] = set()  # works for which the host waits
         self.waited: dict[str, dict[str, int]] = {}  # by stream: up to which command of another stream it has waited
         self.joined: list[Operator] = []  # operators of one stream that are no command yet
-        self.batches = _batches(trace.operators)
+        self.batches: dict[int, list[Operator]] = {}
+
+    def expect_batches(self, operators: Iterable[Operator]) -> None:
+        """Note which of the operators to come are sends and receives of one batch."""
+        self.batches = _batches(operators)
+
+    def take(self) -> list[Command]:
+        """Return the commands that were written since they were last taken, all that is joined included."""
+        self.flush()
+        found, self.commands = self.commands, []
+        self.taken += len(found)
+        return found
+
+    def forget(self, before: int) -> None:
+        """Forget the events and works of commands before this one: they are over."""
+        self.events = {key: found for key, found in self.events.items() if any(one.number >= before for one in found)}
+        self.works = {key: found for key, found in self.works.items() if any(one.number >= before for one in found)}
+        self.barriers &= self.works.keys()
 
     # ---- operators ----------------------------------------------------------------------------------------------
 
     def operator(self, operator: Operator) -> None:
+        """Write an operator, joined with those before it where it can be."""
         communication = operator.communication
         if communication is None:
             if self.joined and (self.joined[0].stream != operator.stream or len(self.joined) == MOST_JOINED):
@@ -109,13 +143,13 @@ class _CommandWriter:
         self.flush(operator.stream)
         stream = operator.stream if at_once else _own_stream(communication.group)
         issuer = None if at_once else operator.stream
-        index = self.put(GroupCollective(communication, stream, issuer, _layers(operator)), stream)
+        issued = self.put(GroupCollective(communication, stream, issuer, _layers(operator)), stream)
         if communication.work is not None:
-            self.works.setdefault(communication.work, []).append(index)
+            self.works.setdefault(communication.work, []).append(issued)
             if barrier:
                 self.barriers.add(communication.work)
         elif barrier:
-            self.host_waits((index,))
+            self.host_waits((issued,))
 
     def exchange(self, operators: Sequence[Operator], own: str) -> None:
         """Issue sends and receives; the stream of the first one waits for all, unless something waits for them later."""
@@ -124,14 +158,15 @@ class _CommandWriter:
         at_once = all(part.work is None for part in parts)
         self.flush(issuer)
         stream = issuer if at_once else own
-        index = self.put(PointToPoint(parts, stream, None if at_once else issuer, _layers(operators[0])), stream)
+        issued = self.put(PointToPoint(parts, stream, None if at_once else issuer, _layers(operators[0])), stream)
         for part in parts:
             if part.work is not None:
-                self.works.setdefault(part.work, []).append(index)
+                self.works.setdefault(part.work, []).append(issued)
 
     # ---- marks --------------------------------------------------------------------------------------------------
 
     def mark(self, mark: Mark) -> None:
+        """Write a mark."""
         stream, number = mark.stream, mark.number
         if mark.kind == "synchronize":
             if number is not None:
@@ -152,45 +187,53 @@ class _CommandWriter:
         else:
             self.wait_work(stream, mark)
 
-    def tail(self, stream: str) -> tuple[int, ...]:
+    def timed_event(self, stream: str, number: int) -> int:
+        """Record an event whose time will be asked for; return the number of its command."""
+        self.flush(stream)
+        issued = self.put(Record(stream), stream)
+        self.events[number] = (issued,)
+        return issued.number
+
+    def tail(self, stream: str) -> tuple[_Issued, ...]:
         """Return the last command of a stream; nothing for a stream that is empty."""
         return (self.tails[stream],) if stream in self.tails else ()
 
     def wait_work(self, stream: str, mark: Mark) -> None:
+        """Let a stream wait for a work. Raises ``TraceError`` where no operator before it began that."""
         works = self.works.get(mark.number)
         if works is None:
             what = f"the mark before operator {mark.position} waits for communication {mark.number}"
-            raise TraceError(f"{what}, which no earlier operator started", where=self.trace.source or None)
+            raise TraceError(f"{what}, which no earlier operator started", where=self.source or None)
         self.wait(stream, works)
         if mark.number in self.barriers:
-            self.host_waits(tuple(works))
+            self.host_waits(works)
 
-    def wait(self, stream: str, commands: Iterable[int]) -> None:
+    def wait(self, stream: str, issued: Iterable[_Issued]) -> None:
         """Let a stream wait for commands, unless it runs after them anyway."""
         known = self.waited.setdefault(stream, {})
         new = []
-        for command in commands:
-            other = self.commands[command].stream
-            assert other is not None
-            if other != stream and known.get(other, -1) < command:
-                known[other] = command
-                new.append(command)
+        for number, other in issued:
+            if other != stream and known.get(other, -1) < number:
+                known[other] = number
+                new.append(number)
         if new:
             self.flush(stream)
             self.put(CommandWait(tuple(new), stream), stream)
 
-    def host_waits(self, commands: tuple[int, ...]) -> None:
-        if commands:
+    def host_waits(self, issued: Iterable[_Issued]) -> None:
+        """Let the host wait for commands, if there are any."""
+        numbers = tuple([one.number for one in issued])
+        if numbers:
             self.flush()
-            self.commands.append(CommandWait(commands))
+            self.commands.append(CommandWait(numbers))
 
     # ---- commands --------------------------------------------------------------------------------------------------
 
-    def put(self, command: Command, stream: str) -> int:
-        """Put a command at the end of a stream; return its index."""
+    def put(self, command: Command, stream: str) -> _Issued:
+        """Put a command at the end of a stream."""
         self.commands.append(command)
-        self.tails[stream] = len(self.commands) - 1
-        return len(self.commands) - 1
+        self.tails[stream] = issued = _Issued(self.taken + len(self.commands) - 1, stream)
+        return issued
 
     def flush(self, stream: str | None = None) -> None:
         """Make a command of the operators that were joined, if they are on this stream (or on any, without one)."""

@@ -30,20 +30,26 @@ class RankMessages:
 
     def send(self, receiver: int, subject: str, value: Any) -> None:
         """Send a message to another rank."""
-        path = self._next(self.rank, receiver, subject)
+        self.deliver(self._next(self.rank, receiver, subject), value)
+
+    def receive(self, sender: int, subject: str) -> Any:
+        """Return the next message from another rank; wait for it. Raises ``CaptureError`` when none comes."""
+        return self.collect(self._next(sender, self.rank, subject), sender)
+
+    def deliver(self, path: Path, value: Any) -> None:
+        """Write a message to its file."""
         unfinished = path.with_suffix(".part")
         unfinished.write_text(json.dumps(value), encoding="utf-8")
         unfinished.rename(path)
 
-    def receive(self, sender: int, subject: str) -> Any:
-        """Return the next message from another rank; wait for it. Raises ``CaptureError`` when none comes."""
-        path = self._next(sender, self.rank, subject)
+    def collect(self, path: Path, sender: int) -> Any:
+        """Wait for the file of a message, and return the message. Raises ``CaptureError`` when none comes."""
         if not path.exists() and self._waits is not None:
             self._waits(sender)
         end = time.monotonic() + _TIMEOUT_SECONDS
         while not path.exists():
             if time.monotonic() > end:
-                raise CaptureError(f"rank {self.rank} waits for rank {sender} ({subject}), which does not answer")
+                raise CaptureError(f"rank {self.rank} waits for rank {sender} ({path.stem}), which does not answer")
             time.sleep(_POLL_SECONDS)
         return json.loads(path.read_text(encoding="utf-8"))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -70,10 +70,26 @@ class RecordedStep:
     tensors: list[RecordedTensor] = field(default_factory=list)
 
 
+class Listener(Protocol):
+    """An object that learns of each operator and mark of a step as soon as it is recorded."""
+
+    def operator(self, operator: RecordedOperator, step: RecordedStep) -> None:
+        """An operator was added to a step."""
+        ...
+
+    def mark(self, mark: Mark) -> None:
+        """A mark was added."""
+        ...
+
+
 class Recorder:
-    """The recorder of a step, which is given each operator, and follows modules, optimizers and autograd by itself."""
+    """The recorder of a step, which is given each operator, and follows modules, optimizers and autograd by itself.
+
+    ``listener`` is told of what is recorded while the step still runs.
+    """
 
     def __init__(self) -> None:
+        self.listener: Listener | None = None
         self.context = AllocationContext()
         self.storages = StorageTracker(self.context)
         self.modules = ModulePaths(self._root_entered, self._root_left)
@@ -155,6 +171,8 @@ class Recorder:
         if communication is not None:
             self._communicates(operator, communication)
         self.step.operators.append(operator)
+        if self.listener is not None:
+            self.listener.operator(operator, self.step)
 
     def categorise(self, tensor: Any, category: Category) -> None:
         """Say what a tensor's storage is for."""
@@ -409,6 +427,8 @@ class Recorder:
         if self._unrecorded:
             return
         self.step.marks.append(Mark(len(self.step.operators), kind, stream, number, source))
+        if self.listener is not None:
+            self.listener.mark(self.step.marks[-1])
 
 
 def on_device(value: Any) -> bool:

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triosim import gpus
-from triosim.capture.process_pool import CaptureJob, RankPool, RankSummary
+from triosim.capture.process_pool import CaptureJob, RankPool
 from triosim.compute.pricing.prediction import with_predicted_times
 from triosim.errors import CaptureError, OptionError
-from triosim.gpus import DEFAULT_GPU
+from triosim.gpus import DEFAULT_GPU, Gpu
+from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 from triosim.tracer.script_runner import check_script
 
@@ -34,10 +35,12 @@ class CapturedStreams:
     """The task streams of all ranks, and the ranks that were ``compared`` to find which differ.
 
     Every other rank is assumed to run what one of them runs. None were compared where the caller listed the ranks.
+    ``awaited`` are those from which a captured rank needed a message.
     """
 
     streams: TaskStreams
     compared: tuple[int, ...] = ()
+    awaited: tuple[int, ...] = ()
 
 
 def capture_ranks(
@@ -46,28 +49,49 @@ def capture_ranks(
     *,
     world: int,
     ranks: str | Sequence[int] = "auto",
-    gpu: str = DEFAULT_GPU,
+    gpu: str | Gpu = DEFAULT_GPU,
     skip: int = 1,
     batch_size: int | None = None,
     quiet: bool = False,
+    module: bool = False,
 ) -> CapturedStreams:
     """Run a distributed script as ``world`` ranks of GPUs that are not there, and return the streams of all of them.
 
     ``ranks`` are those to be captured: "all", a list, or "auto": those that differ. ``batch_size`` is a rank's;
-    ``quiet`` hides what the script prints. Raises ``OptionError`` for a rank or a GPU that does not exist, ``CaptureError``
-    when the script has no such step.
+    ``quiet`` hides what the script prints; with ``module`` the path is a module's name. Raises ``OptionError`` for a rank or a
+    GPU that does not exist, ``CaptureError`` when the script has no such step.
     """
-    check_script(path)
+    if not module:
+        check_script(path)
     chosen = checked_ranks(ranks, world)
-    job = CaptureJob(os.fspath(path), tuple(arguments), gpus.find(gpu), world, skip, batch_size)
+    job = CaptureJob(
+        os.fspath(path),
+        tuple(arguments),
+        gpu if isinstance(gpu, Gpu) else gpus.find(gpu),
+        world,
+        skip,
+        batch_size,
+        module,
+    )
     with tempfile.TemporaryDirectory(prefix="triosim-") as folder, RankPool(job, Path(folder), quiet) as pool:
         like = _compared(pool, world) if chosen is None else _nearest(pool, chosen, world)
         captured = sorted(set(like))
         summaries = dict(zip(captured, pool.summaries(captured), strict=True))
         compared = pool.captured if chosen is None else ()
         traces = {rank: with_predicted_times(pool.trace(rank)) for rank in captured}
-    axes = _all_axes(summaries.values())
+        awaited = pool.awaited
+    axes = _all_axes(summary.groups for summary in summaries.values())
     data_parallel = frozenset().union(*(summary.data_parallel for summary in summaries.values()))
+    return CapturedStreams(joined_streams(traces, like, axes, data_parallel), compared, awaited)
+
+
+def joined_streams(
+    traces: Mapping[int, Trace], like: tuple[int, ...], axes: Mapping[str, Groups], data_parallel: frozenset[str]
+) -> TaskStreams:
+    """Return the task streams of all ranks, each of which runs ``like`` one of the captured ones.
+
+    ``data_parallel`` are the names of the axes over which gradients are reduced.
+    """
     samples = max(trace.batch_size for trace in traces.values()) * _replicas(axes, data_parallel)
     used = {
         operator.communication.group
@@ -76,7 +100,7 @@ def capture_ranks(
         if operator.communication is not None
     }
     groups = {name: found for name, found in axes.items() if name in used}
-    return CapturedStreams(TaskStreams(traces, like, groups, global_batch_size=samples), compared)
+    return TaskStreams(traces, like, groups, global_batch_size=samples)
 
 
 def checked_ranks(ranks: str | Sequence[int], world: int) -> list[int] | None:
@@ -178,11 +202,11 @@ def _same(pool: RankPool, group: Sequence[int], start: int, end: int) -> bool:
     return one.digest == other.digest
 
 
-def _all_axes(summaries: Iterable[RankSummary]) -> dict[str, Groups]:
-    """Return the groups that any captured rank made. Raises ``CaptureError`` where one name has different groups."""
+def _all_axes(made: Iterable[Mapping[str, Groups]]) -> dict[str, Groups]:
+    """Return the groups that any captured rank ``made``. Raises ``CaptureError`` where one name has different groups."""
     found: dict[str, Groups] = {}
-    for summary in summaries:
-        for name, groups in summary.groups.items():
+    for of_a_rank in made:
+        for name, groups in of_a_rank.items():
             together = tuple(dict.fromkeys((*found.get(name, ()), *groups)))
             members = [rank for group in together for rank in group]
             if len(set(members)) != len(members):

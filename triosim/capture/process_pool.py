@@ -30,11 +30,16 @@ from triosim.tracer.pytorch_version import require_torch
 #: What runs in each process. It is loaded by name, because it imports PyTorch.
 _WORKER = "triosim.capture.worker"
 _PROCESSES = os.cpu_count() or 1
+StartMethod = Literal["fork", "forkserver"]
+_imported_here: set[str] = set()  # "torch", where we imported it, so that nothing has started its threads
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureJob:
-    """A script with its arguments, to be captured as any rank of a world: the first step after ``skip``, on a GPU."""
+    """A script, or a ``module`` by its name, with its arguments, to be captured as any rank of a world.
+
+    Captured is the first step after ``skip``, on a GPU.
+    """
 
     path: str
     arguments: tuple[str, ...]
@@ -42,6 +47,7 @@ class CaptureJob:
     world: int
     skip: int
     batch_size: int | None
+    module: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +82,13 @@ class RankPool:
     job: CaptureJob
     folder: Path
     quiet: bool = False
-    _method: Literal["fork", "forkserver"] = "fork"
+    _method: StartMethod = "fork"
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _todo: list[int] = field(default_factory=list)
+    _awaited: set[int] = field(default_factory=set)
 
     def __enter__(self) -> RankPool:
-        if "torch" in sys.modules:
-            self._method = "forkserver"
-            multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, _WORKER])
-        else:
-            _import_worker()
+        self._method = start_method(_WORKER)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,6 +102,11 @@ class RankPool:
     def captured(self) -> tuple[int, ...]:
         """The ranks that have been captured so far."""
         return tuple(sorted(rank for rank, worker in self._workers.items() if worker.summary is not None))
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The ranks from which another one needed a message."""
+        return tuple(sorted(self._awaited))
 
     def summaries(self, ranks: Iterable[int]) -> list[RankSummary]:
         """Capture some ranks, and return what was found. Raises ``CaptureError`` where a capture fails."""
@@ -144,6 +152,7 @@ class RankPool:
                 self._workers[rank].summary = answer
                 continue
             self._workers[rank].waits = True
+            self._awaited.add(answer)
             if answer not in self._workers:
                 self._todo = [answer, *(one for one in self._todo if one != answer)]
 
@@ -161,13 +170,23 @@ class RankPool:
         return answer
 
 
-def _import_worker() -> None:
-    """Import PyTorch, which takes long, without looking for garbage in what stays, here or in the forked processes."""
+def start_method(worker: str) -> StartMethod:
+    """Return how processes that run a module are started, and prepare for it: they are forked where that is safe."""
+    if "torch" in sys.modules and "torch" not in _imported_here:
+        multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, worker])
+        return "forkserver"
+    _import_worker(worker)
+    _imported_here.add("torch")
+    return "fork"
+
+
+def _import_worker(module: str) -> None:
+    """Import a module that needs PyTorch, which takes long, without looking for garbage in what stays here or in forks."""
     collects = gc.isenabled()
     gc.disable()
     try:
         require_torch()
-        importlib.import_module(_WORKER)
+        importlib.import_module(module)
     finally:
         if collects:
             gc.enable()

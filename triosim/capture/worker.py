@@ -45,7 +45,9 @@ def capture_rank(job: CaptureJob, rank: int, connection: Connection, folder: Pat
 def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) -> tuple[Trace, RankSummary]:
     messages = RankMessages(folder, rank, connection.send)
     with FakeDevice(job.gpu, world=job.world, rank=rank, messages=messages) as device:
-        run_script(job.path, job.arguments, device, skip=job.skip, steps=1, batch_size=job.batch_size)
+        run_script(
+            job.path, job.arguments, device, skip=job.skip, steps=1, batch_size=job.batch_size, module=job.module
+        )
         trace, groups = device.traces[0], device.groups
     assert groups is not None
     return trace, RankSummary(digest(trace), groups.groups, frozenset(groups.data_parallel))

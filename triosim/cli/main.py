@@ -46,6 +46,10 @@ class Commands(LazyGroup):
             "triosim.cli.capture",
             "Run a training script until it has trained some steps, and write a trace of one of them.",
         ),
+        "run": (
+            "triosim.cli.run",
+            "Run a training script, unchanged, to its end on GPUs that are not there: its own log shows the simulated times.",
+        ),
         "convert": ("triosim.cli.convert", "Convert a trace to triosim's own format."),
         "doubt": (
             "triosim.cli.showing.doubt",

@@ -246,6 +246,20 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
+class ScriptStep:
+    """A step of a script that ran live: when it began, on the simulated clock, how long it took, and its tokens.
+
+    It begins where the step before it ended, the first one with the script. ``tokens`` are those of all ranks, None where their
+    number is not known.
+    """
+
+    index: int
+    began_s: float
+    seconds: float
+    tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ResultData:
     """The plain values of a result, as they stand in ``result.json``.
 
@@ -259,6 +273,7 @@ class ResultData:
     axes: the axes along which anything is sent.
     memory: a row for the ranks that have the same: at one position of the pipeline, or represented by one captured rank.
     draws: the distribution of the step time, where several draws were asked for; all other values are of the first.
+    steps: those of a script that ran live; all other values are of one of them.
     """
 
     step_time_s: float
@@ -283,6 +298,7 @@ class ResultData:
     axes: tuple[AxisTraffic, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
     draws: Draws | None = None
+    steps: tuple[ScriptStep, ...] = ()
     schema: str = SCHEMA
 
 
@@ -298,6 +314,7 @@ ROWS: Mapping[str, type] = {
     "predictions": Prediction,
     "exposed_communication": ExposedShare,
     "what_if": WhatIf,
+    "steps": ScriptStep,
     "axes": AxisTraffic,
     "memory": MemoryRow,
 }

@@ -1,0 +1,110 @@
+"""What a running rank tells the simulation, in order: operators, marks, what its host does, and what it asks.
+
+An operator is sent once (``NewOperator``); after that its number, a plain ``int``, stands for each equal call. A ``Mark`` of
+the trace says how streams and host wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triosim.trace import Communication, Mark, Operator
+
+
+@dataclass(frozen=True, slots=True)
+class NewOperator:
+    """An operator that was not issued before, without times. Its ``id`` is its number: they count from 0."""
+
+    operator: Operator
+
+
+@dataclass(frozen=True, slots=True)
+class Communicated:
+    """A communication, by the number of its operator; ``line`` of the script asked for it."""
+
+    number: int
+    communication: Communication
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedEvent:
+    """A CUDA event that was recorded on a stream, and whose time may be asked for."""
+
+    stream: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """The host is busy, or sleeps."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The process groups that the script has made, by axis."""
+
+    groups: dict[str, tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A message to another running rank was sent, by its name."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The host waits for a message from another running rank, by its name."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepOver:
+    """The optimizer returned from ``step()``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The script wrote to its standard output or standard error."""
+
+    stream: Literal["out", "err"]
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadClock:
+    """A question: what time is it? The answer is in seconds since the run began."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElapsedTime:
+    """A question: how many seconds passed between two timed events? The answer is None while one of them is not done."""
+
+    first: int
+    second: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventDone:
+    """A question: is a timed event done?"""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The script ended with an exit status."""
+
+    status: int
+
+
+Question = ReadClock | ElapsedTime | EventDone
+#: What the host of a rank does beside launching.
+HostAction = HostWork | StepOver | Said | Posted | Awaited | Question | TimedEvent | Ended
+Item = int | NewOperator | Communicated | Mark | Groups | HostAction

@@ -1,0 +1,159 @@
+"""A live run: the processes of the running ranks, the engine that simulates all ranks, and the step that stands for all."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Any
+
+from triosim.capture.many_ranks import joined_streams
+from triosim.capture.process_pool import start_method
+from triosim.compute.pricing.prediction import with_predicted_times
+from triosim.engine import Engine
+from triosim.errors import OptionError
+from triosim.live.items import Said
+from triosim.live.job import LiveJob
+from triosim.live.live_streams import LiveGroups, LiveStreams, ScriptFailed
+from triosim.live.live_system import LiveSystem
+from triosim.live.running_rank import RunningRank
+from triosim.trace import Trace
+from triosim.trace.task_streams import TaskStreams
+
+#: What runs in each process. It is loaded by name, because it imports PyTorch.
+_WORKER = "triosim.live.rank_process"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStep:
+    """A step of the script: it began when the one before it ended, on the last of the running ranks."""
+
+    index: int
+    began_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOutcome:
+    """What a run came to: its steps, and the script's exit status.
+
+    ``streams`` are those of the step with the index ``chosen``; None where no step ended, or the script failed.
+    """
+
+    steps: tuple[LiveStep, ...]
+    status: int
+    chosen: int | None = None
+    streams: Trace | TaskStreams | None = None
+
+
+class LiveRun:
+    """A script that runs as some ``ranks`` of a world on simulated GPUs; on leaving, its processes end.
+
+    ``write`` gets what they print, in the order of the simulated time. A rank that launches nothing for ``patience`` seconds of
+    real time hangs.
+    """
+
+    def __init__(self, job: LiveJob, ranks: Sequence[int], write: Callable[[int, Said], None], patience: float) -> None:
+        self.job = job
+        self._patience = patience
+        self._write = write
+        self._groups = LiveGroups()
+        self._groups.add({"world": [tuple(range(job.world))]})
+        self._folder = tempfile.TemporaryDirectory(prefix="triosim-")
+        self._processes = {rank: self._started(rank) for rank in ranks}
+
+    def __enter__(self) -> LiveRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, connection in self._processes.values():
+            process.kill()
+            connection.close()
+        for process, _ in self._processes.values():
+            process.join()
+        self._folder.cleanup()
+
+    def simulate(self, like: Sequence[int], system: LiveSystem, step: int | None = None) -> LiveOutcome:
+        """Simulate all ranks until the script ends; ``like`` is, for each, the running rank that it follows.
+
+        ``step`` is the one whose streams are wanted, by default the median one. Raises ``SimulationError`` where ranks
+        contradict each other, or can never go on.
+        """
+        running = {
+            rank: RunningRank(rank, process, connection, system.prices, self._groups.add, self._patience)
+            for rank, (process, connection) in self._processes.items()
+        }
+        streams = LiveStreams(running, like, self._groups, self._write)
+        engine = Engine(system.network.env, system.network, system.engine)
+        status = 0
+        try:
+            engine.run({rank: system.stream(rank, streams.tasks(rank)) for rank in range(self.job.world)})
+        except ScriptFailed as failed:
+            status = failed.status
+        steps = _steps(streams)
+        chosen = _median(steps) if step is None else step
+        if status or chosen is None:
+            return LiveOutcome(steps, status)
+        if not 0 <= chosen < len(steps):
+            raise OptionError(
+                f"there is no step {chosen}", where="--step", fix=f"the script ran steps 0 to {len(steps) - 1}"
+            )
+        return LiveOutcome(steps, status, chosen, self._streams_of(running, chosen, tuple(like), system))
+
+    def _streams_of(
+        self, running: Mapping[int, RunningRank], step: int, like: tuple[int, ...], system: LiveSystem
+    ) -> Trace | TaskStreams | None:
+        """Return the task streams of a step; None where a rank kept no trace of it."""
+        traces: dict[int, Trace] = {}
+        axes: frozenset[str] = frozenset()
+        for rank in sorted(set(like)):
+            trace, data_parallel = running[rank].trace(step)
+            if trace is None:
+                return None
+            traces[rank] = with_predicted_times(trace, system.prices.model)
+            axes |= data_parallel
+        if not self.job.distributed:
+            return traces[0]
+        groups = {family: tuple(every) for family, every in self._groups.groups.items()}
+        return joined_streams(traces, like, groups, axes)
+
+    def _started(self, rank: int) -> tuple[Any, Any]:
+        context: Any = multiprocessing.get_context(start_method(_WORKER))
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_run_rank, args=(self.job, rank, theirs, self._folder.name), daemon=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; PyTorch's hold no locks
+            process.start()
+        theirs.close()
+        return process, ours
+
+
+def _run_rank(job: LiveJob, rank: int, connection: Any, folder: str) -> None:
+    importlib.import_module(_WORKER).run_rank(job, rank, connection, folder)
+
+
+def _steps(streams: LiveStreams) -> tuple[LiveStep, ...]:
+    """Return the steps that ended on every running rank."""
+    found: list[LiveStep] = []
+    before = 0.0
+    for index, handles in enumerate(zip(*streams.steps.values(), strict=False)):
+        ends = [one.finished for one in handles]
+        if None in ends:
+            break
+        end = max(one for one in ends if one is not None)
+        found.append(LiveStep(index, before, end - before))
+        before = end
+    return tuple(found)
+
+
+def _median(steps: Sequence[LiveStep]) -> int | None:
+    """Return the index of the median step, the first one left out where there are more: it sets up the script."""
+    known = steps[1:] or steps
+    if not known:
+        return None
+    middle = median_low([one.seconds for one in known])
+    return next(one.index for one in known if one.seconds == middle)

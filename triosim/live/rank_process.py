@@ -1,0 +1,204 @@
+"""The process of a running rank: runs the script on a fake GPU, and tells the simulation what it launches."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import io
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from triosim.errors import CaptureError, TriosimError
+from triosim.live import clock
+from triosim.live.items import Awaited, Posted, Said
+from triosim.live.job import LiveJob
+from triosim.live.task_feed import TaskFeed
+from triosim.trace import Trace
+from triosim.tracer.distributed.rank_messages import RankMessages
+from triosim.tracer.fake_device import FakeDevice
+from triosim.tracer.patches import Patches
+from triosim.tracer.script_runner import EnoughSteps, execute, show_error
+from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
+
+#: Of so many different steps a trace is kept. Steps of most scripts are of one kind after the first two.
+_KEPT_TRACES = 8
+_NO_END = 2**62
+_PR_SET_PDEATHSIG = 1
+#: What Python raises where code is wrong: in a frame of ours it is our mistake, and not the script's.
+_MISTAKES = (AttributeError, TypeError, LookupError, AssertionError, NameError, RecursionError)
+_ROOT = str(Path(__file__).resolve().parents[1])
+_TRACER = str(Path(sys.modules[FakeDevice.__module__].__file__ or "").resolve().parent)
+
+
+def run_rank(job: LiveJob, rank: int, connection: Connection, folder: str) -> None:
+    """Run the script as a rank, and answer with the trace of a step where the simulation asks for one afterwards."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends this process
+    _end_with_parent()
+    atexit._clear()
+    feed = TaskFeed(connection)
+    sys.stdout, sys.stderr = _output(feed, "out"), _output(feed, "err")
+    steps = _Steps(feed, job.steps)
+    try:
+        status = _status_of(job, rank, feed, steps, Path(folder))
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        feed.end(status)
+        while (asked := connection.recv()) is not None:
+            connection.send(steps.trace(asked))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the simulation is over
+    finally:
+        os._exit(0)
+
+
+def _status_of(job: LiveJob, rank: int, feed: TaskFeed, steps: _Steps, folder: Path) -> int:
+    """Run the script; return its exit status. Its errors are shown as Python shows them, and ours with our frames."""
+    random.seed(0)
+    torch.manual_seed(0)
+    world = job.world if job.distributed else None
+    try:
+        with FakeDevice(job.gpu, world=world, rank=rank, messages=_Messages(folder, rank, feed)) as device:
+            steps.device = device
+            device.recorder.listener, feed.groups = feed, device.groups
+            with Patches() as patches, steps.counted():
+                clock.install(patches, feed, job.start_time)
+                execute(job.path, job.arguments, module=job.module)
+        return 0
+    except EnoughSteps:
+        return 0
+    except SystemExit as left:
+        if left.code is None or isinstance(left.code, int):
+            return left.code or 0
+        print(left.code, file=sys.stderr)
+        return 1
+    except TriosimError as error:
+        print(f"triosim: error: {error}", file=sys.stderr)
+        return error.exit_status
+    except BaseException as error:
+        if _is_ours(error):
+            sys.excepthook(type(error), error, error.__traceback__)
+            print("triosim: internal error, not the script's; please report it with this traceback", file=sys.stderr)
+        else:
+            show_error(error, (_ROOT,))
+        return 1
+
+
+def _end_with_parent() -> None:
+    """Let this process end when the one that started it does, whatever ends that; only Linux can (``man 2 prctl``)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether an error is a mistake of triosim: Python raised it in a line of ours."""
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    file = "" if entry is None else entry.tb_frame.f_code.co_filename
+    return isinstance(error, _MISTAKES) and file.startswith((_ROOT, _TRACER))
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps of a running script, of which the traces of different ones are kept. It is told of them as an observer."""
+
+    feed: TaskFeed
+    most: int | None
+    device: FakeDevice | None = None
+    fingerprints: list[int] = field(default_factory=list)  # of each step
+    traces: dict[int, Trace] = field(default_factory=dict)  # by fingerprint
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Follow the steps of the script that runs inside. Raises ``EnoughSteps`` in it after the last one."""
+        observed = StepObservations()
+        counter = StepCounter(self, observed, 0, _NO_END)
+
+        def over(optimizer: Any) -> None:
+            counter.over(optimizer)
+            calls.close()  # the first step tells the batch size, and observing each call takes time
+            if counter.number == self.most:
+                raise EnoughSteps
+
+        with optimizer_steps(over, observed), ExitStack() as calls:
+            calls.enter_context(module_calls(observed))
+            counter.begin()
+            yield
+
+    def step_begins(self, number: int, observed: StepObservations) -> None:
+        """Record a step."""
+        assert self.device is not None
+        self.device.step_begins(number, observed)
+
+    def step_ends(self, number: int, observed: StepObservations) -> None:
+        """Tell the simulation of the end of a step, and keep the trace of the first of its kind."""
+        assert self.device is not None
+        found = self.feed.step_over()
+        self.fingerprints.append(found)
+        if found not in self.traces and len(self.traces) < _KEPT_TRACES:
+            try:
+                self.device.step_ends(number, observed)
+            except CaptureError:
+                return  # a step without a model or without operators has no trace
+            self.traces[found] = self.device.traces.pop()
+
+    def trace(self, step: int) -> tuple[Trace | None, frozenset[str]]:
+        """Return the trace of a step, None where none of its kind was kept, and the axes over which gradients are reduced."""
+        groups = None if self.device is None else self.device.groups
+        found = self.traces.get(self.fingerprints[step]) if step < len(self.fingerprints) else None
+        return found, frozenset(groups.data_parallel if groups is not None else ())
+
+
+class _Messages(RankMessages):
+    """Messages between running ranks, of which the simulation is told, so that a rank waits in simulated time too."""
+
+    def __init__(self, folder: Path, rank: int, feed: TaskFeed) -> None:
+        super().__init__(folder, rank)
+        self._feed = feed
+
+    def deliver(self, path: Path, value: Any) -> None:
+        super().deliver(path, value)
+        self._feed.send(Posted(path.name))
+
+    def collect(self, path: Path, sender: int) -> Any:
+        self._feed.send(Awaited(path.name))
+        self._feed.flush()
+        return super().collect(path, sender)
+
+
+class _Pipe(io.RawIOBase):
+    """A standard output that goes to the simulation, which writes it when the simulated time has come."""
+
+    def __init__(self, feed: TaskFeed, stream: Literal["out", "err"], fileno: int) -> None:
+        self._feed, self._stream, self._fileno = feed, stream, fileno
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        text = bytes(data)
+        self._feed.say(Said(self._stream, text))
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._fileno
+
+    def isatty(self) -> bool:
+        return os.isatty(self._fileno)
+
+
+def _output(feed: TaskFeed, stream: Literal["out", "err"]) -> io.TextIOWrapper:
+    """Return a standard output whose lines go to the simulation."""
+    pipe = _Pipe(feed, stream, 1 if stream == "out" else 2)
+    return io.TextIOWrapper(io.BufferedWriter(pipe), encoding="utf-8", errors="replace", line_buffering=True)

@@ -1,0 +1,182 @@
+"""The rank's end of the connection: sends what the script launches while it runs, and asks the simulation for times."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from triosim.live.items import (
+    Communicated,
+    Ended,
+    Groups,
+    HostWork,
+    Item,
+    NewOperator,
+    Question,
+    Said,
+    StepOver,
+    TimedEvent,
+)
+from triosim.trace import Mark, Operator, Tensor
+from triosim.tracer.distributed.process_groups import ProcessGroups
+from triosim.tracer.recorder.recorded_trace import category_of
+from triosim.tracer.recorder.recorder import RecordedOperator, RecordedStep, script_line
+
+#: From so many items on they are sent. The simulation needs them soon, and the script should not run far ahead of it.
+_CHUNK = 512
+
+
+class TaskFeed:
+    """What a running rank sends. It is the listener of the rank's recorder, and belongs to the script's main thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()  # other threads of the script may print
+        self._items: list[Item] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._step: RecordedStep | None = None
+        self._positions: list[int] = []  # the numbers of the step's operators
+        self._open_batch: int | None = None
+        self._timing = False
+        self._sent_groups = 0
+        self._fingerprint: list[Hashable] = []
+        self.groups: ProcessGroups | None = None
+
+    # ---- what the recorder tells ----------------------------------------------------------------------------------
+
+    def operator(self, operator: RecordedOperator, step: RecordedStep) -> None:
+        """Send an operator."""
+        if step is not self._step:
+            self._step, self._positions = step, []
+        number = self._number(operator, step)
+        self._positions.append(number)
+        asked = operator.communication
+        self._open_batch = None if asked is None else asked.batch
+        if asked is None:
+            self._fingerprint.append(number)
+            self.send(number)
+            return
+        self._fingerprint.append((number, asked.kind, asked.group, asked.nbytes, asked.peer, asked.root))
+        self._send_groups()
+        self.send(Communicated(number, asked, script_line()))
+
+    def mark(self, mark: Mark) -> None:
+        """Send a mark."""
+        self._open_batch = None
+        self._fingerprint.append((mark.kind, mark.stream))
+        if self._timing and mark.kind == "record" and mark.stream is not None and mark.number is not None:
+            self.send(TimedEvent(mark.stream, mark.number))
+        else:
+            self.send(mark)
+
+    def _number(self, operator: RecordedOperator, step: RecordedStep) -> int:
+        """Return the number of an operator; a new one is sent."""
+        storages: dict[int, int] = {}
+
+        def described(index: int) -> tuple[Any, ...]:
+            tensor = step.tensors[index]
+            storage = tensor.storage
+            place = storages.setdefault(storage.number, len(storages))
+            return tensor.shape, tensor.dtype, category_of(storage), place
+
+        inputs, outputs = tuple(map(described, operator.inputs)), tuple(map(described, operator.outputs))
+        forward = None if operator.forward is None else self._positions[operator.forward]
+        attributes = repr(operator.attributes) if operator.attributes else ""
+        key = (operator.name, operator.phase, operator.stream, attributes, inputs, outputs, forward)
+        number = self._numbers.get(key)
+        if number is None:
+            self._numbers[key] = number = len(self._numbers)
+            tensors = [Tensor(place, *one) for place, one in enumerate((*inputs, *outputs))]
+            self.send(
+                NewOperator(
+                    Operator(
+                        number,
+                        operator.name,
+                        operator.phase,
+                        "",
+                        tuple(tensors[: len(inputs)]),
+                        tuple(tensors[len(inputs) :]),
+                        0.0,
+                        forward=forward,
+                        attributes=dict(operator.attributes),
+                        stream=operator.stream,
+                    )
+                )
+            )
+        return number
+
+    def _send_groups(self) -> None:
+        """Send the process groups, where the script has made more of them."""
+        if self.groups is None:
+            return
+        groups = self.groups.groups
+        count = sum(map(len, groups.values()))
+        if count != self._sent_groups:
+            self._sent_groups = count
+            self.send(Groups(groups))
+
+    # ---- what the host does ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Send the events that are recorded inside as ones whose times may be asked for."""
+        self._timing = True
+        try:
+            yield
+        finally:
+            self._timing = False
+
+    def work(self, seconds: float) -> None:
+        """Say that the host is busy, or sleeps."""
+        self.send(HostWork(seconds))
+
+    def say(self, said: Said) -> None:
+        """Send what the script printed."""
+        self.send(said)
+
+    def step_over(self) -> int:
+        """Say that a step is over; return a fingerprint that is equal for steps of equal tasks."""
+        found, self._fingerprint = hash(tuple(self._fingerprint)), []
+        self.send(StepOver())
+        return found
+
+    def ask(self, question: Question) -> Any:
+        """Ask the simulation, and wait for the answer."""
+        self.send(question)
+        self.flush()
+        return self._connection.recv()
+
+    def end(self, status: int) -> None:
+        """Say that the script ended."""
+        self.send(Ended(status))
+        self.flush()
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether the script's main thread asks."""
+        return threading.get_ident() == self._thread
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything was sent."""
+        return not self._items
+
+    def send(self, item: Item) -> None:
+        """Send an item, at once or with those that come after it."""
+        with self._lock:
+            self._items.append(item)
+        if len(self._items) >= _CHUNK and self._open_batch is None and self.is_of_this_thread:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is left."""
+        with self._lock:
+            items, self._items = self._items, []
+        if items:
+            self._connection.send(items)
