@@ -127,9 +127,13 @@ class Layers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The base class of tasks. A task waits for the handles in ``after``, beside the task before it on its stream."""
+    """The base class of tasks. A task waits for the handles in ``after``, beside the task before it on its stream.
+
+    ``line`` is the line of a script that asked for it, where that is known; errors name it.
+    """
 
     after: tuple[Handle, ...] = ()
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ def collective_task(group: Communicator, command: GroupCollective) -> Collective
         None if communication.root is None else group.ranks[communication.root],
         communication.shares,
         layers=command.layers,
+        line=communication.line,
     )
 
 
@@ -74,12 +75,16 @@ def exchange_task(
     parts = tuple([_send_or_receive(one, command, groups[one.group], tags[one.group]) for one in command.parts])
     if len(parts) == 1:
         return parts[0]
-    return Batch(parts, command.stream, command.issuer, command.parts[0].group, command.layers)
+    first = command.parts[0]
+    return Batch(parts, command.stream, command.issuer, first.group, command.layers, line=first.line)
 
 
 def _send_or_receive(part: Communication, command: PointToPoint, group: Communicator, tag: int) -> Send | Recv:
     assert part.peer is not None
     peer = group.ranks[part.peer]
     if part.kind == "send":
-        return Send(peer, part.nbytes, part.tag + tag, command.stream, command.issuer, part.group, command.layers)
-    return Recv(peer, part.tag + tag, command.stream, command.issuer, part.group)
+        size = part.nbytes
+        return Send(
+            peer, size, part.tag + tag, command.stream, command.issuer, part.group, command.layers, line=part.line
+        )
+    return Recv(peer, part.tag + tag, command.stream, command.issuer, part.group, line=part.line)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+import triosim
 from triosim.errors import CaptureWarning
 from triosim.trace import Category, Communication, Mark, Phase
 from triosim.tracer.patches import Patches
@@ -29,7 +30,7 @@ from triosim.tracer.steps import optimizer_hooks
 
 #: What is reduced is at most a norm of the gradients, or a few norms, up to this many bytes.
 LARGEST_NORMS = 64
-_OURS = str(Path(__file__).resolve().parents[1])
+_OURS = (str(Path(__file__).resolve().parents[1]), *map(str, triosim.__path__))
 _TORCH = str(Path(torch.__file__).resolve().parent)
 
 
@@ -459,7 +460,7 @@ def _script_frame() -> tuple[str, int]:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_OURS, _TORCH, "<")):
+        if not file.startswith((*_OURS, _TORCH, "<")):
             return file, frame.f_lineno
         frame = frame.f_back
     return "?", 0

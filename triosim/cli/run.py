@@ -60,6 +60,8 @@ OPTIONS = (
         "The step that the tables show. By default the median one."),
     Option("start_time", metavar="TIME", panel=GENERAL, help=
         "What the script's clock shows when it begins. By default 2026-01-01T00:00:00Z."),
+    Option("loader_time", "time", "0 s", metavar="TIME", panel=GENERAL, help=
+        "What the script waits for each batch of a DataLoader."),
     Option("patience", "time", "600 s", metavar="TIME", panel=GENERAL, help=
         "How long a rank may launch nothing, in real time, before its script counts as hanging."),
     Option("output", metavar="FILE", short="-o", panel=OUTPUT, help="Write the whole result as JSON."),
@@ -110,6 +112,7 @@ def command(
         steps=given["steps"],
         step=given["step"],
         start_time=_seconds(given["start_time"]),
+        loader_seconds=given["loader_time"],
         patience=given["patience"],
     )
     status, result = live.run_live(request, config)

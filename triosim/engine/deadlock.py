@@ -79,6 +79,10 @@ def _partner(task: Send | Recv) -> str:
 
 
 def _name(task: Task) -> str:
+    return f"{_kind(task)} at {task.line}" if task.line else _kind(task)
+
+
+def _kind(task: Task) -> str:
     if isinstance(task, Collective):
         return f"{task.kind} of {format_bytes(task.nbytes)} in '{task.group.name or list(task.group.ranks)}'"
     if isinstance(task, Send):

@@ -173,6 +173,10 @@ def _what(task: Collective) -> tuple[object, ...]:
     return task.kind, task.nbytes, task.root, task.shares, task.transport
 
 
+def _described(task: Collective) -> str:
+    return f"{task.kind} of {task.nbytes:g} bytes" + (f" at {task.line}" if task.line else "")
+
+
 def _check_same(first: Handle, second: Handle) -> None:
     """Check that two members issued the same collective; on a GPU, NCCL would hang or corrupt data."""
     one, two = first.task, second.task
@@ -183,7 +187,6 @@ def _check_same(first: Handle, second: Handle) -> None:
     if _what(one) != _what(two):
         raise SimulationError(
             f"ranks {first.rank} and {second.rank} meet in collective {first.sequence_numbers[0]} of communicator "
-            f"'{one.group.name or list(one.group.ranks)}' with {one.kind} of {one.nbytes:g} bytes and "
-            f"{two.kind} of {two.nbytes:g} bytes",
+            f"'{one.group.name or list(one.group.ranks)}' with {_described(one)} and {_described(two)}",
             fix="members of a communicator issue the same collectives in the same order",
         )

@@ -21,11 +21,10 @@ class NewOperator:
 
 @dataclass(frozen=True, slots=True)
 class Communicated:
-    """A communication, by the number of its operator; ``line`` of the script asked for it."""
+    """A communication, by the number of its operator."""
 
     number: int
     communication: Communication
-    line: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +97,13 @@ class EventDone:
 
 
 @dataclass(frozen=True, slots=True)
+class At:
+    """The line that the script is at, as it is asked for when nothing was heard of it for long."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The script ended with an exit status."""
 
@@ -107,4 +113,4 @@ class Ended:
 Question = ReadClock | ElapsedTime | EventDone
 #: What the host of a rank does beside launching.
 HostAction = HostWork | StepOver | Said | Posted | Awaited | Question | TimedEvent | Ended
-Item = int | NewOperator | Communicated | Mark | Groups | HostAction
+Item = int | NewOperator | Communicated | Mark | Groups | At | HostAction

@@ -17,6 +17,7 @@ class LiveJob:
     distributed: whether the script finds the environment of torchrun, as in a world of several ranks.
     steps: after how many steps it is ended; None: when it ends by itself.
     start_time: the time of the day at which it begins, in seconds since 1970.
+    loader_seconds: what the script waits for each batch of a ``DataLoader``.
     """
 
     path: str
@@ -27,3 +28,4 @@ class LiveJob:
     module: bool = False
     steps: int | None = None
     start_time: float = START_TIME
+    loader_seconds: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ from triosim.live.running_rank import RunningRank
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 
+#: The exit status of a run that Ctrl-C ended.
+INTERRUPTED = 130
 #: What runs in each process. It is loaded by name, because it imports PyTorch.
 _WORKER = "triosim.live.rank_process"
 
@@ -94,6 +97,12 @@ class LiveRun:
             engine.run({rank: system.stream(rank, streams.tasks(rank)) for rank in range(self.job.world)})
         except ScriptFailed as failed:
             status = failed.status
+            if self.job.world > 1:
+                print(
+                    f"triosim: rank {failed.args[0]} ended with status {status}: the others are ended", file=sys.stderr
+                )
+        except KeyboardInterrupt:
+            status = INTERRUPTED
         steps = _steps(streams)
         chosen = _median(steps) if step is None else step
         if status or chosen is None:

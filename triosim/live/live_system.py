@@ -70,7 +70,7 @@ def live_system(gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | 
     _, launches = with_launches(subject, config)
     launched, _ = with_launches(Subject(_one_operator(gpu), 1), config)
     system = system_of(subject, config)
-    waiting = memory_bound(subject.trace.operators)
+    waiting = 0.0 if streams is None else memory_bound(subject.trace.operators)
     options = EngineOptions(
         launch_costs=launches is not None,
         call_overhead=launches.call_seconds if launches else 0.0,

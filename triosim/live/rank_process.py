@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.utils.data import dataloader
 
 from triosim.errors import CaptureError, TriosimError
 from triosim.live import clock
-from triosim.live.items import Awaited, Posted, Said
+from triosim.live.items import At, Awaited, Posted, Said
 from triosim.live.job import LiveJob
 from triosim.live.task_feed import TaskFeed
 from triosim.trace import Trace
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
-from triosim.tracer.patches import Patches
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.recorder.recorder import script_line
 from triosim.tracer.script_runner import EnoughSteps, execute, show_error
 from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
 
@@ -46,6 +48,8 @@ def run_rank(job: LiveJob, rank: int, connection: Connection, folder: str) -> No
     _end_with_parent()
     atexit._clear()
     feed = TaskFeed(connection)
+    os.register_at_fork(after_in_child=feed.detach)
+    signal.signal(signal.SIGUSR1, lambda *_: _tell_line(feed))
     sys.stdout, sys.stderr = _output(feed, "out"), _output(feed, "err")
     steps = _Steps(feed, job.steps)
     try:
@@ -73,6 +77,7 @@ def _status_of(job: LiveJob, rank: int, feed: TaskFeed, steps: _Steps, folder: P
             device.recorder.listener, feed.groups = feed, device.groups
             with Patches() as patches, steps.counted():
                 clock.install(patches, feed, job.start_time)
+                patches.make([_loader(feed, job.loader_seconds)])
                 execute(job.path, job.arguments, module=job.module)
         return 0
     except EnoughSteps:
@@ -94,10 +99,28 @@ def _status_of(job: LiveJob, rank: int, feed: TaskFeed, steps: _Steps, folder: P
         return 1
 
 
+def _loader(feed: TaskFeed, seconds: float) -> Patch:
+    """Return a patch by which the host waits so long for each batch of a loader."""
+    original = dataloader._BaseDataLoaderIter.__next__
+
+    def __next__(self: Any) -> Any:  # noqa: N807
+        batch = original(self)
+        if seconds:
+            feed.work(seconds)
+        return batch
+
+    return Patch(dataloader._BaseDataLoaderIter, "__next__", __next__)
+
+
 def _end_with_parent() -> None:
     """Let this process end when the one that started it does, whatever ends that; only Linux can (``man 2 prctl``)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _tell_line(feed: TaskFeed) -> None:
+    feed.send(At(script_line()))
+    feed.flush()
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +13,11 @@ from typing import Any
 
 from triosim.errors import SimulationError
 from triosim.extrapolators.captured.commands import Command, CommandWriter
-from triosim.live.items import Communicated, Groups, HostAction, NewOperator, StepOver, TimedEvent
+from triosim.live.items import At, Communicated, Groups, HostAction, NewOperator, StepOver, TimedEvent
 from triosim.trace import Mark, Operator, Trace
+
+#: How long a process that hangs has to say where.
+_ANSWER_SECONDS = 5.0
 
 #: Gives operators their times: the new ones, given those that were priced before.
 Pricer = Callable[[Sequence[Operator], Sequence[Operator]], list[Operator]]
@@ -58,6 +63,7 @@ class RunningRank:
         if not self.connection.poll(self.patience):
             raise SimulationError(
                 f"rank {self.rank} has launched nothing for {self.patience:g} seconds: the script hangs",
+                where=self._line(),
                 fix="end the loop that never ends, or give it more time: --patience",
             )
         try:
@@ -73,6 +79,16 @@ class RunningRank:
     def answer(self, value: object) -> None:
         """Answer the question of the script, which waits for it."""
         self.connection.send(value)
+
+    def _line(self) -> str | None:
+        """Return the line that the script is at; None where its process does not say."""
+        if self.process.pid is not None:
+            os.kill(self.process.pid, signal.SIGUSR1)
+        while self.connection.poll(_ANSWER_SECONDS):
+            for item in self.connection.recv():
+                if isinstance(item, At):
+                    return item.line
+        return None
 
     def trace(self, step: int) -> tuple[Trace | None, frozenset[str]]:
         """Return the trace of a step, of a script that has ended, and the axes over which it reduces gradients."""

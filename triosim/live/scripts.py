@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
+from statistics import median
 
 from triosim import gpus
 from triosim.capture.many_ranks import CapturedStreams, capture_ranks, checked_ranks
 from triosim.config import RunConfig
+from triosim.errors import CaptureError
 from triosim.live.job import START_TIME, LiveJob
 from triosim.live.launchers import Launch
-from triosim.live.live_run import LiveOutcome, LiveRun
+from triosim.live.live_run import INTERRUPTED, LiveOutcome, LiveRun
 from triosim.live.live_system import live_system
 from triosim.live.output import RankOutput
 from triosim.results.result import Result
 from triosim.results.values import ScriptStep
 from triosim.simulation import simulate_config
 from triosim.tracer.script_runner import check_script
+from triosim.units import format_time
+
+#: Of so few ranks all run, where the ranks that differ are not found.
+_FEW = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +41,7 @@ class Request:
     steps: int | None = None
     step: int | None = None
     start_time: float | None = None
+    loader_seconds: float = 0.0
     patience: float = 600.0
 
     def job(self) -> LiveJob:
@@ -48,6 +57,7 @@ class Request:
             distributed=self.world is not None,
             module=launch.module,
             steps=self.steps,
+            loader_seconds=self.loader_seconds,
             start_time=START_TIME if self.start_time is None else self.start_time,
         )
 
@@ -60,8 +70,9 @@ def run_live(request: Request, config: RunConfig) -> tuple[int, Result | None]:
     """
     job = request.job()
     shown = None if request.print_ranks is None else checked_ranks(request.print_ranks, job.world)
-    found = _compared(request.ranks, job)
-    like = (0,) if found is None else _followed(request.ranks, found)
+    chosen = checked_ranks(request.ranks, job.world)
+    found = _compared(request.ranks, chosen, job) if job.distributed else None
+    like = _followed(chosen, found, job.world)
     with (
         RankOutput(shown, request.ranks_output) as output,
         LiveRun(job, sorted(set(like)), output, request.patience) as run,
@@ -71,27 +82,31 @@ def run_live(request: Request, config: RunConfig) -> tuple[int, Result | None]:
     return outcome.status, _result(outcome, config)
 
 
-def _compared(ranks: str, job: LiveJob) -> CapturedStreams | None:
+def _compared(ranks: str, chosen: list[int] | None, job: LiveJob) -> CapturedStreams | None:
     """Run the first two steps of a distributed script silently and without a clock, to find the ranks that differ.
 
-    None where there is one rank. Raises ``CaptureError`` where the script has no such steps.
+    None where the script has no such steps. Raises ``CaptureError`` then, where somebody has to say which ranks are to run.
     """
-    if not job.distributed:
-        return None
-    chosen = checked_ranks(ranks, job.world)
     asked: str | list[int] = "auto" if chosen is None else [0] if ranks == "all" else _with_ends(chosen, job.world)
-    return capture_ranks(
-        job.path, job.arguments, world=job.world, ranks=asked, gpu=job.gpu, quiet=True, module=job.module
-    )
+    hidden = io.StringIO()
+    try:
+        with redirect_stderr(hidden):
+            return capture_ranks(
+                job.path, job.arguments, world=job.world, ranks=asked, gpu=job.gpu, quiet=True, module=job.module
+            )
+    except CaptureError as error:
+        if chosen is not None or job.world <= _FEW:
+            return None
+        sys.stderr.write(hidden.getvalue())
+        what = f"the ranks that differ were not found: {error.what}"
+        raise CaptureError(what, where=error.where, fix="say which are to run: --ranks 0,8") from None
 
 
-def _followed(ranks: str, found: CapturedStreams) -> tuple[int, ...]:
+def _followed(chosen: list[int] | None, found: CapturedStreams | None, world: int) -> tuple[int, ...]:
     """Return for each rank the running one that it follows. Rank 0 and the last one run always."""
-    world = found.streams.world
-    if ranks == "all":
-        return tuple(range(world))
-    like = list(found.streams.like)
-    for rank in _with_ends(found.awaited, world):
+    running = range(world) if found is None and chosen is None else _with_ends(chosen or (), world)
+    like = [0] * world if found is None else list(found.streams.like)
+    for rank in (*running, *(() if found is None else found.awaited)):
         like[rank] = rank
     return tuple(like)
 
@@ -100,8 +115,16 @@ def _with_ends(ranks: Iterable[int], world: int) -> list[int]:
     return sorted({0, world - 1, *ranks})
 
 
+def _say_interrupted(outcome: LiveOutcome) -> None:
+    steps = [one.seconds for one in outcome.steps]
+    so_far = f"after {len(steps)} steps, of {format_time(median(steps))} (median)" if steps else "before a step ended"
+    print(f"triosim: interrupted {so_far}", file=sys.stderr)
+
+
 def _result(outcome: LiveOutcome, config: RunConfig) -> Result | None:
     """Return the result of the step that stands for all, with when each step ran."""
+    if outcome.status == INTERRUPTED:
+        _say_interrupted(outcome)
     if outcome.streams is None:
         if outcome.steps and not outcome.status:
             print("triosim: note: the steps differ too much for tables of one of them", file=sys.stderr)

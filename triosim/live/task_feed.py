@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -42,6 +44,7 @@ class TaskFeed:
         self._positions: list[int] = []  # the numbers of the step's operators
         self._open_batch: int | None = None
         self._timing = False
+        self._detached = False
         self._sent_groups = 0
         self._fingerprint: list[Hashable] = []
         self.groups: ProcessGroups | None = None
@@ -62,7 +65,7 @@ class TaskFeed:
             return
         self._fingerprint.append((number, asked.kind, asked.group, asked.nbytes, asked.peer, asked.root))
         self._send_groups()
-        self.send(Communicated(number, asked, script_line()))
+        self.send(Communicated(number, replace(asked, line=script_line())))
 
     def mark(self, mark: Mark) -> None:
         """Send a mark."""
@@ -167,8 +170,18 @@ class TaskFeed:
         """Whether everything was sent."""
         return not self._items
 
+    def detach(self) -> None:
+        """Send nothing any more: this is a process that the script forked. It may print, and must not use the GPU."""
+        self._detached = True
+        self._thread = -1
+        self._lock = threading.Lock()
+        self._items = []
+
     def send(self, item: Item) -> None:
         """Send an item, at once or with those that come after it."""
+        if self._detached:
+            _in_a_fork(item)
+            return
         with self._lock:
             self._items.append(item)
         if len(self._items) >= _CHUNK and self._open_batch is None and self.is_of_this_thread:
@@ -180,3 +193,14 @@ class TaskFeed:
             items, self._items = self._items, []
         if items:
             self._connection.send(items)
+
+
+def _in_a_fork(item: Item) -> None:
+    """Do what an item says in a process that the script forked. Raises ``RuntimeError`` where that uses the GPU."""
+    if isinstance(item, Said):
+        os.write(1 if item.stream == "out" else 2, item.text)
+    elif isinstance(item, (int, NewOperator, Communicated, Mark, TimedEvent)):
+        raise RuntimeError(
+            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' "
+            "start method"
+        )

@@ -85,7 +85,8 @@ class Communication:
     family that its rank is in. ``nbytes`` is the size of a collective as ``triosim.tasks`` counts it. ``root`` and ``peer`` are
     indices into the group, not ranks of the world. ``work`` is the number that a ``Mark`` waits for, None where the issuing
     stream waits at once. Sends and receives with one ``batch`` go together. ``shares`` are unequal shares in bytes, in the
-    group's order; of an all-to-all, what this rank sends to each member.
+    group's order; of an all-to-all, what this rank sends to each member. ``line`` is the script's that asked for it, where
+    that is known.
     """
 
     kind: CommunicationKind
@@ -97,6 +98,7 @@ class Communication:
     work: int | None = None
     batch: int | None = None
     shares: tuple[float, ...] | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,114 @@
+"""Whatever goes wrong in a running script is one clear message, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_live_ranks import SETUP, run
+
+torch = pytest.importorskip("torch")
+
+DISAGREEING = (
+    SETUP
+    + """
+value = torch.ones(1024 if rank else 2048, device="cuda")
+dist.all_reduce(value)
+torch.cuda.synchronize()
+print(time.time())
+"""
+)
+WAITING = (
+    SETUP
+    + """
+if rank == 0:
+    dist.recv(torch.empty(4, device="cuda"), src=1)
+else:
+    dist.recv(torch.empty(4, device="cuda"), src=0)
+torch.cuda.synchronize()
+print(time.time())
+"""
+)
+DYING = (
+    SETUP + "if rank == 1:\n    os.kill(os.getpid(), 9)\ndist.barrier()\ntorch.cuda.synchronize()\nprint(time.time())\n"
+)
+FAILING = (
+    SETUP
+    + "if rank == 1:\n    raise ValueError('of rank 1')\ndist.barrier()\ntorch.cuda.synchronize()\nprint(time.time())\n"
+)
+HANGING = "import time\nbegan = time.time()\nwhile True:\n    pass\n"
+FORKING = """
+import os, time, torch
+child = os.fork()
+if not child:
+    print("in the child", flush=True)
+    try:
+        torch.ones(2, device="cuda")
+    except RuntimeError as error:
+        print(str(error)[:40], flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print("in the parent", round(time.time()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "said"),
+    [
+        (DISAGREEING, ("--ranks", "all"), ("ranks 0 and 1", "8192 bytes at train.py:9", "4096 bytes at train.py:9")),
+        (WAITING, ("--ranks", "all"), ("deadlock", "rank 0", "train.py:9", "train.py:11")),
+        (DYING, ("--ranks", "all"), ("the process of rank 1 died by signal 9",)),
+        (HANGING, ("--patience", "3 s"), ("train.py:4: rank 0 has launched nothing for 3 seconds: the script hangs",)),
+    ],
+)
+def test_an_error_of_the_run_is_one_message(
+    tmp_path: Path, script: str, options: tuple[str, ...], said: tuple[str, ...]
+) -> None:
+    world = () if script is HANGING else ("--world", "2")
+    done = run(tmp_path, script, *world, *options)
+    assert done.returncode == 2, done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("triosim: error: ")
+    assert [one for one in said if one not in error] == []
+
+
+def test_a_rank_that_raises_ends_the_others(tmp_path: Path) -> None:
+    done = run(tmp_path, FAILING, "--world", "2", "--ranks", "all")
+    assert done.returncode == 1
+    assert "ValueError: of rank 1" in done.stderr
+    assert "triosim: rank 1 ended with status 1: the others are ended" in done.stderr
+
+
+def test_a_process_that_the_script_forks_may_print_and_has_no_gpu(tmp_path: Path) -> None:
+    done = run(tmp_path, FORKING, "-q")
+    assert done.stdout.splitlines() == [
+        "in the child",
+        "Cannot re-initialize CUDA in forked subp",
+        "in the parent 1767225600",
+    ]
+
+
+def test_ctrl_c_ends_the_script_and_says_how_far_it_came(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time\nprint('began', flush=True)\nwhile True:\n    pass\n", encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "triosim", "run", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        children: list[str] = []
+        while not children:  # the script's process
+            time.sleep(0.2)
+            found = subprocess.run(
+                ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
+            )
+            children = found.stdout.split()
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "triosim: interrupted" in said
+    assert not [one for one in children if os.path.exists(f"/proc/{one}")]
