@@ -30,6 +30,7 @@ from triosim.tracer.device import (
     script_patches,
     undecomposed_operators,
 )
+from triosim.tracer.device.cuda_memory import LimitedAllocator
 from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
 from triosim.tracer.distributed import data_parallel, fake_world, spawned_ranks
 from triosim.tracer.distributed.process_groups import ProcessGroups
@@ -46,7 +47,7 @@ class FakeDevice:
 
     With a ``world``, this process is one ``rank`` of it (``triosim.tracer.distributed.fake_world``), and ``groups`` are the
     process groups that the script has made. Ranks that are captured at the same time exchange through ``messages`` what they
-    need to know of each other.
+    need to know of each other. With ``limited`` memory is that of PyTorch's caching allocator on the GPU, and can run out.
 
     It is also an observer for ``triosim.tracer.script_runner.run_script``: each step that it is told of becomes a trace in
     ``traces``. No other capture can run at the same time.
@@ -60,6 +61,7 @@ class FakeDevice:
         world: int | None = None,
         rank: int = 0,
         messages: RankMessages | None = None,
+        limited: bool = False,
     ) -> None:
         if world is not None and not 0 <= rank < world:
             raise OptionError(f"there is no rank {rank} in a world of {world}", fix=f"give 0 to {world - 1}")
@@ -69,6 +71,7 @@ class FakeDevice:
         self.rank = rank
         self.groups: ProcessGroups | None = None
         self._messages = messages
+        self._limited = limited
         self.traces: list[Trace] = []
         self.recorder = Recorder()
         self._stack = ExitStack()
@@ -85,7 +88,7 @@ class FakeDevice:
         self._stack.close()
 
     def _install(self, patches: Patches) -> None:
-        self.recorder = recorder = Recorder()
+        self.recorder = recorder = Recorder(LimitedAllocator(self.gpu) if self._limited else None)
         cpp_registration.install(patches)
         devices = self.devices if self.world is None else max(self.devices, min(self.world, fake_world.LOCAL_RANKS))
         fake_mode = fake_tensor_mode()

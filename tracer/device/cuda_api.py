@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from triosim.gpus import Gpu
+from triosim.memory.allocator.gpu_memory import visible
+from triosim.tracer.device import cuda_memory
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder
 
@@ -25,6 +26,13 @@ _CAPABILITIES = {
     **{"pascal": (6, 0), "volta": (7, 0), "turing": (7, 5), "ampere": (8, 0)},
     **{"ada": (8, 9), "hopper": (9, 0), "blackwell": (10, 0)},
 }
+#: Those of GPUs that differ from others of their architecture.
+_OTHER_CAPABILITIES = {
+    **dict.fromkeys(("A40", "RTX-A6000", "A10G", "RTX-3090"), (8, 6)),
+    **dict.fromkeys(("B300", "GB300"), (10, 3)),
+    **dict.fromkeys(("RTX-5090", "RTX-PRO-6000", "RTX-PRO-6000-Server"), (12, 0)),
+    "GB10": (12, 1),
+}
 _recorders: list[Recorder] = []  # that of the running capture, if any
 
 
@@ -33,7 +41,8 @@ def _recorder() -> Recorder:
 
 
 def _capability(gpu: Gpu) -> tuple[int, int]:
-    return _CAPABILITIES.get(gpu.architecture.lower(), (9, 0))
+    usual = _CAPABILITIES.get(gpu.architecture.lower(), (9, 0))
+    return _OTHER_CAPABILITIES.get(gpu.like or gpu.name, usual)
 
 
 def current() -> int:
@@ -206,14 +215,25 @@ def _yes(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _properties(gpu: Gpu) -> types.SimpleNamespace:
-    """Return the value of ``torch.cuda.get_device_properties``."""
+class DeviceProperties(types.SimpleNamespace):
+    """The value of ``torch.cuda.get_device_properties``."""
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // 2**20}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid}, L2_cache_size={self.L2_cache_size // 2**20}MB)"
+        )
+
+
+def _properties(gpu: Gpu) -> DeviceProperties:
+    """Return a GPU's properties, with the name and total memory that PyTorch reports on a real one."""
     major, minor = _capability(gpu)
-    return types.SimpleNamespace(
-        name=gpu.name,
+    return DeviceProperties(
+        name=gpu.product,
         major=major,
         minor=minor,
-        total_memory=int(gpu.capacity),
+        total_memory=visible(gpu),
         multi_processor_count=gpu.sms,
         L2_cache_size=int(gpu.l2_bytes),
         clock_rate=int(gpu.clock_hz / 1000),
@@ -241,6 +261,7 @@ def install(patches: Patches, gpu: Gpu, devices: int, recorder: Recorder, seed: 
     """
     patches.make(_patches(gpu, devices, recorder))
     patches.make(_random(devices, seed))
+    cuda_memory.install(patches, gpu, recorder.storages)
     _recorders.append(recorder)
     patches.callback(_recorders.clear)
 
@@ -268,7 +289,6 @@ def _patches(gpu: Gpu, devices: int, recorder: Recorder) -> Iterator[Patch]:
     yield Patch(c, "_get_accelerator", lambda check=False: torch.device("cuda"))
     yield Patch(torch.version, "cuda", torch.version.cuda or "13.0")
     yield Patch(torch.backends.cuda, "is_built", _yes)
-    yield from _memory(gpu, recorder)
     for name, value in (
         ("is_available", _yes), ("device_count", lambda: devices), ("synchronize", lambda device=None: recorder.host_waits()),
         ("current_accelerator", lambda check_available=False: torch.device("cuda")),
@@ -295,7 +315,7 @@ def _about_the_device(gpu: Gpu, devices: int) -> Iterator[tuple[str, Any]]:
     yield "set_device", cuda_set_device
     yield "get_device_properties", lambda device=None: properties
     yield "get_device_capability", lambda device=None: capability
-    yield "get_device_name", lambda device=None: gpu.name
+    yield "get_device_name", lambda device=None: gpu.product
     yield "get_arch_list", lambda: [f"sm_{capability[0]}{capability[1]}"]
     yield "is_bf16_supported", lambda including_emulation=True: including_emulation or capability >= (8, 0)
     yield "is_tf32_supported", lambda: capability >= (8, 0)
@@ -320,45 +340,3 @@ def _random(devices: int, seed: Callable[[int], None]) -> Iterator[Patch]:
             yield Patch(owner, name, value)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         yield Patch(cuda.nvtx, name, lambda *_, **__: 0)
-
-
-def _memory(gpu: Gpu, recorder: Recorder) -> Iterator[Patch]:
-    """Yield patches of memory statistics; reserved memory is reported to be what is allocated."""
-
-    storages = recorder.storages
-
-    def now(device: Any = None) -> int:
-        return storages.in_use
-
-    def peak(device: Any = None) -> int:
-        return storages.peak
-
-    def reset(device: Any = None) -> None:
-        storages.reset_peak()
-
-    def statistics(device: Any = None) -> dict[str, int]:
-        kinds = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
-        found: dict[str, int] = defaultdict(int)
-        found.update({f"{kind}.all.current": now() for kind in kinds})
-        found.update({f"{kind}.all.peak": peak() for kind in kinds})
-        return found
-
-    in_both = {
-        "memory_allocated": now, "max_memory_allocated": peak, "memory_reserved": now, "max_memory_reserved": peak,
-        "memory_stats": statistics, "reset_peak_memory_stats": reset, "empty_cache": _nothing,
-    }  # fmt: skip
-    in_cuda = {
-        "reset_max_memory_allocated": reset, "reset_accumulated_memory_stats": _nothing,
-        "memory_cached": now, "max_memory_cached": peak, "memory_snapshot": lambda *_, **__: [],
-        "set_per_process_memory_fraction": _nothing, "memory_summary": lambda *_, **__: "",
-        "mem_get_info": lambda device=None: (int(gpu.capacity) - now(), int(gpu.capacity)),
-    }  # fmt: skip
-    for owner in (torch.cuda, torch.cuda.memory):
-        for name, value in {**in_both, **in_cuda}.items():
-            yield Patch(owner, name, value)
-    yield Patch(torch.cuda.memory, "_record_memory_history", _nothing)
-    yield Patch(torch.cuda.memory, "_dump_snapshot", _nothing)
-    for owner in (torch.accelerator, torch.accelerator.memory):
-        for name, value in in_both.items():
-            yield Patch(owner, name, value, "leave")
-        yield Patch(owner, "get_memory_info", in_cuda["mem_get_info"], "leave")

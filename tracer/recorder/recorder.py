@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import triosim
 from triosim.errors import CaptureWarning
+from triosim.memory.allocator.allocator import CachingAllocator
 from triosim.trace import Category, Communication, Mark, Phase
 from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.endless_loops import ValueReads
@@ -89,10 +90,10 @@ class Recorder:
     ``listener`` is told of what is recorded while the step still runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocator: CachingAllocator | None = None) -> None:
         self.listener: Listener | None = None
         self.context = AllocationContext()
-        self.storages = StorageTracker(self.context)
+        self.storages = StorageTracker(self.context, allocator)
         self.modules = ModulePaths(self._root_entered, self._root_left)
         self.step = RecordedStep()
         self.notes: dict[str, str] = {}  # by line of the script

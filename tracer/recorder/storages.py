@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from triosim.memory.allocator.allocator import CachingAllocator
+from triosim.memory.allocator.blocks import MemoryBlock
 from triosim.trace import Category, Phase
 
 #: The CUDA caching allocator rounds up to multiples of this.
@@ -48,13 +50,18 @@ class RecordedStorage:
     last_position: int | None = None
     category: Category | None = None
     owner: RecordedStorage | None = None
+    block: MemoryBlock | None = None
 
 
 class StorageTracker:
-    """The storages of the device: those that are alive, and those that died in the recorded step."""
+    """The storages of the device: those that are alive, and those that died in the recorded step.
 
-    def __init__(self, context: AllocationContext) -> None:
+    With an ``allocator``, each gets a block of it, and bytes in use are that allocator's.
+    """
+
+    def __init__(self, context: AllocationContext, allocator: CachingAllocator | None = None) -> None:
         self.context = context
+        self.allocator = allocator
         self.clock = 0  # births and deaths so far
         self.started = 0  # the clock when the step began
         self.in_use = 0  # bytes, as the caching allocator rounds them
@@ -75,6 +82,8 @@ class StorageTracker:
     def reset_peak(self) -> None:
         """Set the peak to the bytes in use now."""
         self.peak = self.in_use
+        if self.allocator is not None:
+            self.allocator.reset_peaks()
 
     def of(self, tensor: Any) -> RecordedStorage:
         """Return the storage of a tensor, which is born when it is first asked for."""
@@ -100,10 +109,11 @@ class StorageTracker:
         self._live[key] = (again, reference)
 
     def _new(self, nbytes: int, shape: tuple[int, ...], dtype: str) -> RecordedStorage:
+        block = None if self.allocator is None or not nbytes else self.allocator.malloc(nbytes, self.context.stream)
         self._count += 1
         self.clock += 1
-        recorded = RecordedStorage(self._count, nbytes, self.clock, replace(self.context), shape, dtype)
-        self.in_use += _rounded(nbytes)
+        recorded = RecordedStorage(self._count, nbytes, self.clock, replace(self.context), shape, dtype, block=block)
+        self.in_use += _rounded(nbytes) if block is None else block.size
         self.peak = max(self.peak, self.in_use)
         return recorded
 
@@ -114,7 +124,10 @@ class StorageTracker:
     def _end(self, recorded: RecordedStorage) -> None:
         self.clock += 1
         recorded.died, recorded.last_position = self.clock, self.context.position
-        self.in_use -= _rounded(recorded.nbytes)
+        block, recorded.block = recorded.block, None
+        self.in_use -= _rounded(recorded.nbytes) if block is None else block.size
+        if self.allocator is not None and block is not None:
+            self.allocator.free(block)
         self._dead.append(recorded)
 
 

@@ -89,16 +89,25 @@ def test_a_gpu_is_there_only_during_the_capture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "memory", "capability", "cores"),
-    [("H100-SXM", 80e9, (9, 0), 132), ("A100-SXM-40GB", 40e9, (8, 0), 108), ("V100-SXM2-16GB", 16e9, (7, 0), 80)],
+    ("gpu", "name", "memory", "capability", "cores"),
+    [
+        ("H100-SXM", "NVIDIA H100 80GB HBM3", 79.18, (9, 0), 132),
+        ("A100-SXM-40GB", "NVIDIA A100-SXM4-40GB", 39.49, (8, 0), 108),
+        ("V100-SXM2-16GB", "Tesla V100-SXM2-16GB", 15.77, (7, 0), 80),
+        ("RTX-3090", "NVIDIA GeForce RTX 3090", 23.69, (8, 6), 82),
+    ],
 )
-def test_the_gpu_says_what_it_is(gpu: str, memory: float, capability: tuple[int, int], cores: int) -> None:
+def test_the_gpu_says_what_pytorch_reports_of_it(
+    gpu: str, name: str, memory: float, capability: tuple[int, int], cores: int
+) -> None:
+    """Memory is in GiB, as in the messages of PyTorch when it runs out."""
     with fake_capture(gpu):
         properties: Any = torch.cuda.get_device_properties(0)
-        assert (torch.cuda.get_device_name(), torch.cuda.device_count()) == (gpu, 1)
+        assert (torch.cuda.get_device_name(), torch.cuda.device_count()) == (name, 1)
+        assert str(properties).startswith(f"_CudaDeviceProperties(name='{name}', major={capability[0]}")
         assert torch.cuda.get_device_capability() == (properties.major, properties.minor) == capability
         assert properties.multi_processor_count == cores
-        assert torch.cuda.mem_get_info() == (memory, memory) == (properties.total_memory, properties.total_memory)
+        assert torch.cuda.mem_get_info()[1] == properties.total_memory == round(memory * 2**30)
         data = torch.empty(1000, device="cuda")
         assert torch.cuda.memory_allocated() == 4096  # 4,000 bytes, in multiples of 512
         del data

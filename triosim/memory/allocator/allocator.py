@@ -113,6 +113,10 @@ class CachingAllocator:
                 elif block.whole:
                     self._release(block)
 
+    def reset_peaks(self) -> None:
+        """Begin the peaks anew (``torch.cuda.reset_peak_memory_stats``)."""
+        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+
     def take(self, nbytes: int) -> bool:
         """Count bytes of the GPU as reserved; return whether there are so many."""
         if self.reserved + nbytes > self.allowed:

@@ -1,0 +1,66 @@
+"""The memory of the fake GPU is that of PyTorch's allocator on the real one, and can run out in PyTorch's words."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from collections.abc import Iterator  # noqa: E402
+
+from triosim.tracer.fake_device import FakeDevice  # noqa: E402
+
+MIB, GIB = 2**20, 2**30
+#: What PyTorch reports of an H100, and what its CUDA context takes.
+TOTAL, CONTEXT = round(79.18 * GIB), round(0.7 * GIB)
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    with FakeDevice("H100-SXM", limited=True) as entered:
+        yield entered
+
+
+def test_small_and_large_allocations_have_segments_of_their_own(device: FakeDevice) -> None:
+    """A small segment has 2 MiB and one for a few MiB 20, of which 17 are left; 18 MiB get a segment of that size."""
+    first = torch.empty(100, device="cuda")
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == (512, 2 * MIB)
+    second = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    third = torch.empty(18 * MIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated() == 512 + 21 * MIB
+    assert torch.cuda.memory_reserved() == (2 + 20 + 18) * MIB
+    del first, second, third
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == (0, 40 * MIB)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+    assert torch.cuda.max_memory_reserved() == 40 * MIB
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_reserved() == torch.cuda.max_memory_allocated() == 0
+
+
+def test_the_context_is_not_free(device: FakeDevice) -> None:
+    assert torch.cuda.mem_get_info() == (TOTAL - CONTEXT, TOTAL)
+    held = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.mem_get_info() == (TOTAL - CONTEXT - GIB, TOTAL)
+    assert torch.cuda.memory_stats()["reserved_bytes.all.current"] == held.nbytes
+    assert torch.cuda.get_device_properties(0).total_memory == TOTAL
+
+
+def test_what_does_not_fit_raises_pytorchs_error_and_leaves_the_rest_usable(device: FakeDevice) -> None:
+    held = [torch.empty(16 * GIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    with pytest.raises(torch.cuda.OutOfMemoryError) as raised:
+        torch.empty(16 * GIB, dtype=torch.uint8, device="cuda")
+    assert str(raised.value).startswith(
+        "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 14.48 GiB is free. "
+        "Including non-PyTorch memory, this process has 64.70 GiB memory in use. Of the allocated memory 64.00 GiB is "
+        "allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+    )
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
+    held.pop()
+    assert torch.empty(16 * GIB, dtype=torch.uint8, device="cuda").is_cuda
+
+
+def test_a_capture_goes_on_where_the_memory_is_used_up() -> None:
+    with FakeDevice("H100-SXM"):
+        held = [torch.empty(16 * GIB, dtype=torch.uint8, device="cuda") for _ in range(8)]
+        assert torch.cuda.memory_allocated() == len(held) * 16 * GIB

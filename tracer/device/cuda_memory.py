@@ -1,0 +1,149 @@
+"""The memory that ``torch.cuda`` reports of the fake device: what is allocated, reserved, free, and when there is none left.
+
+With PyTorch's caching allocator simulated (``StorageTracker.allocator``) its figures are that allocator's, and an allocation
+that does not fit raises ``torch.cuda.OutOfMemoryError`` in PyTorch's words (``c10/cuda/CUDACachingAllocator.cpp``). Without it,
+reserved memory is what is allocated, and everything fits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from triosim.gpus import Gpu
+from triosim.memory.allocator.allocator import AllocationFailed, CachingAllocator
+from triosim.memory.allocator.gpu_memory import context, visible
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.recorder.storages import StorageTracker
+
+
+def install(patches: Patches, gpu: Gpu, storages: StorageTracker) -> None:
+    """Let ``torch.cuda`` and ``torch.accelerator`` report a GPU's memory until the patches are undone."""
+    patches.make(_patches(_DeviceMemory(gpu, storages)))
+
+
+class LimitedAllocator(CachingAllocator):
+    """PyTorch's allocator on one GPU, which fails as PyTorch does when the GPU's memory is used up."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._total, self._context = visible(gpu), context(gpu)
+        self.failures = 0
+        super().__init__(self._total - self._context)
+
+    def malloc(self, nbytes: int, stream: str = "compute", owner: int = -1) -> Any:
+        """Return a block. Raises ``torch.cuda.OutOfMemoryError``."""
+        try:
+            return super().malloc(nbytes, stream, owner)
+        except AllocationFailed:
+            self.failures += 1
+            raise torch.cuda.OutOfMemoryError(self._words(nbytes)) from None
+
+    def _words(self, nbytes: int) -> str:
+        unallocated = self.reserved - self.allocated
+        return (
+            f"CUDA out of memory. Tried to allocate {_size(nbytes)}. GPU {torch.cuda.current_device()} has a total capacity of "
+            f"{_size(self._total)} of which {_size(self._total - self._context - self.reserved)} is free. "
+            f"Including non-PyTorch memory, this process has {_size(self._context + self.reserved)} memory in use. "
+            f"Of the allocated memory {_size(self.allocated)} is allocated by PyTorch, and {_size(unallocated)} is reserved "
+            "by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
+            "Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        )
+
+
+def _size(nbytes: int) -> str:
+    """Write a number of bytes as PyTorch's messages do."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"
+
+
+class _DeviceMemory:
+    """The memory of the GPU as its process sees it."""
+
+    def __init__(self, gpu: Gpu, storages: StorageTracker) -> None:
+        self.total, self.context = visible(gpu), context(gpu)
+        self.storages = storages
+
+    def allocated(self, device: Any = None) -> int:
+        return self.storages.in_use
+
+    def peak_allocated(self, device: Any = None) -> int:
+        return self.storages.peak
+
+    def reserved(self, device: Any = None) -> int:
+        allocator = self.storages.allocator
+        return self.storages.in_use if allocator is None else allocator.reserved
+
+    def peak_reserved(self, device: Any = None) -> int:
+        allocator = self.storages.allocator
+        return self.storages.peak if allocator is None else allocator.peak_reserved
+
+    def reset_peaks(self, device: Any = None) -> None:
+        self.storages.reset_peak()
+
+    def empty_cache(self) -> None:
+        if self.storages.allocator is not None:
+            self.storages.allocator.empty_cache()
+
+    def info(self, device: Any = None) -> tuple[int, int]:
+        """Return free and total bytes."""
+        return self.total - self.context - self.reserved(), self.total
+
+    def statistics(self, device: Any = None) -> dict[str, int]:
+        found: dict[str, int] = defaultdict(int)
+        for kind in ("allocated_bytes", "active_bytes", "requested_bytes"):
+            found[f"{kind}.all.current"], found[f"{kind}.all.peak"] = self.allocated(), self.peak_allocated()
+        found["reserved_bytes.all.current"], found["reserved_bytes.all.peak"] = self.reserved(), self.peak_reserved()
+        allocator = self.storages.allocator
+        if isinstance(allocator, LimitedAllocator):
+            found["requested_bytes.all.current"] = allocator.requested
+            found["inactive_split_bytes.all.current"] = allocator.reserved - allocator.allocated
+            found["allocation.all.allocated"] = allocator.count
+            found["segment.all.current"] = len(allocator.segments)
+            found["num_alloc_retries"], found["num_ooms"] = allocator.retries, allocator.failures
+        return found
+
+    def summary(self, device: Any = None, abbreviated: bool = False) -> str:
+        rows = {
+            "Allocated memory": (self.allocated(), self.peak_allocated()),
+            "GPU reserved memory": (self.reserved(), self.peak_reserved()),
+        }
+        lines = [f"| {name:<21} | {_size(now):>10} | {_size(peak):>10} |" for name, (now, peak) in rows.items()]
+        return "\n".join((f"| {'Metric':<21} | {'Cur Usage':>10} | {'Peak Usage':>10} |", *lines))
+
+
+def _patches(memory: _DeviceMemory) -> Iterator[Patch]:
+    in_both: dict[str, Any] = {
+        "memory_allocated": memory.allocated, "max_memory_allocated": memory.peak_allocated,
+        "memory_reserved": memory.reserved, "max_memory_reserved": memory.peak_reserved,
+        "memory_stats": memory.statistics, "reset_peak_memory_stats": memory.reset_peaks,
+        "empty_cache": memory.empty_cache,
+    }  # fmt: skip
+    in_cuda: dict[str, Any] = {
+        "reset_max_memory_allocated": memory.reset_peaks, "reset_accumulated_memory_stats": _nothing,
+        "memory_cached": memory.reserved, "max_memory_cached": memory.peak_reserved,
+        "memory_snapshot": lambda *_, **__: [], "set_per_process_memory_fraction": _nothing,
+        "memory_summary": memory.summary, "mem_get_info": memory.info,
+        "list_gpu_processes": lambda device=None: "no processes are running", "device_memory_used": memory.reserved,
+        "memory_usage": lambda device=None: 0, "utilization": lambda device=None: 100,
+    }  # fmt: skip
+    for owner in (torch.cuda, torch.cuda.memory):
+        for name, value in {**in_both, **in_cuda}.items():
+            yield Patch(owner, name, value, "leave")
+    for name, value in {"temperature": 50, "power_draw": 0, "clock_rate": 0}.items():
+        yield Patch(torch.cuda, name, lambda device=None, value=value: value, "leave")
+    yield Patch(torch.cuda.memory, "_record_memory_history", _nothing)
+    yield Patch(torch.cuda.memory, "_dump_snapshot", _nothing)
+    for owner in (torch.accelerator, torch.accelerator.memory):
+        for name, value in in_both.items():
+            yield Patch(owner, name, value, "leave")
+        yield Patch(owner, "get_memory_info", memory.info, "leave")
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
