@@ -23,6 +23,7 @@ from triosim.configuration_search.outcome import Outcome
 from triosim.configuration_search.point import Point
 from triosim.configuration_search.spaces.rules import Validity, validity_of
 from triosim.configuration_search.spaces.space import Space
+from triosim.errors import OptionError
 
 #: Finds out something of points, and yields them with their outcomes in any order; points are drawn when they are needed.
 Evaluate = Callable[[Iterable[Point]], Iterator[tuple[Point, Outcome]]]
@@ -144,6 +145,10 @@ class Search:
             self.objectives.bounds(outcome)  # an objective that is not known is refused at once
             self._keep(outcome)  # of a study that goes on
             self.tell("memory and bounds", len(self._outcomes), len(points))
+        if all(one.state == "refused" for one in self._outcomes.values()):
+            reason = self._outcomes[points[0].key].reason
+            what = f"none of the {len(points):,} valid points can run: {reason}"
+            raise OptionError(what, where="search", fix="vary over other values")
 
     def _worth_weighing(self, points: Iterable[Point]) -> Iterator[Point]:
         """Yield the points that may fit by what is found so far."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from triosim import plugins
 from triosim.config import COMMON, RunConfig, flags
 from triosim.config.signature import with_keywords
 from triosim.configuration_search.answer.result import SearchResult
@@ -87,10 +88,17 @@ def declared_space(
         arguments = varied_arguments(options.vary_argument or ())
         subject = _subject(trace, base, options.script, tuple(arguments), folder)
         space = space_of(subject, base, declared.merged(of_arguments(arguments)), margin)
-        if options.screen is not None and (space.axis("network") or options.screen == base.network):
-            fix = "give a coarser network, such as analytical, than the one that is simulated"
-            raise OptionError("points run on it, or on several", where="--screen", fix=fix)
+        if options.screen is not None:
+            _check_screen(options.screen, space)
         yield space
+
+
+def _check_screen(network: Any, space: Space) -> None:
+    """Raise ``TriosimError`` for a network that there is not, or that points run on already."""
+    plugins.find("networks", network)
+    if space.axis("network") or network == space.base.network:
+        fix = "give a coarser network, such as analytical, than the one that is simulated"
+        raise OptionError("points run on it, or on several", where="--screen", fix=fix)
 
 
 def _subject(

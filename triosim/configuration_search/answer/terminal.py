@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from triosim.configuration_search.answer.report import (
@@ -60,12 +61,12 @@ def _best_table(found: Searched) -> RenderableType:
     columns = ("", "step", "tokens/s", "MFU", "GiB", "bubble", "exp.", *_named(found))
     rows = [_row(found, number, one) for number, one in enumerate(found.ranked[:SHOWN], 1)]
     title, header, *lines = plain_text(table("The best", *columns, rows=rows), width=80).splitlines()
-    shown = [Text(title, style="bold"), Text(header, style="dim")]
+    shown: list[RenderableType] = [Text(title, style="bold"), Text(header, style="dim")]
     for line, outcome in zip(lines, found.ranked, strict=False):
         assert outcome.figures is not None
         held_back = held_back_by(outcome.figures)
         settings = found.space.summary(Point.read(outcome.key))
-        shown += [Text(line), Text(f"     {settings}; held back by {held_back}", style="dim")]
+        shown += [Text(line), Padding(Text(f"{settings}; held back by {held_back}", style="dim"), (0, 0, 0, 5))]
     shown.append(Text("GiB: tensors of the fullest GPU; exp.: exposed communication, mean over the GPUs", style="dim"))
     return Group(Text(), *shown)
 
@@ -97,7 +98,7 @@ def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
 def _neighbour_table(found: Searched) -> RenderableType:
     """Return what it costs to change an option of the best; what a rule forbids is left out."""
     rows = [(f"{one.axis}={one.value}", _change(one)) for one in neighbours_of_best(found) if not one.rule]
-    return table("One step from the best", "changed", "step time", rows=rows)
+    return Group(Text(), Text("One step from the best", style="bold"), table("", "changed", "step time", rows=rows))
 
 
 def _change(one: Neighbour) -> str:

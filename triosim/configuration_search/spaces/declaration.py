@@ -12,12 +12,14 @@ A file has the keys ``vary``, a mapping of names to lists of values, and ``witho
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from triosim import yaml_lines
+from triosim import gpus as catalogue
+from triosim import plugins, yaml_lines
 from triosim.config import COMMON, RunConfig, flags
 from triosim.config.run_config import option_named
 from triosim.configuration_search.point import Point, Value
@@ -27,7 +29,9 @@ from triosim.configuration_search.spaces.rules import rules_without
 from triosim.configuration_search.spaces.script import Script
 from triosim.configuration_search.spaces.space import MEMORY_ERROR, Axis, Space
 from triosim.configuration_search.spaces.subject import SearchSubject, subject_of, subject_of_script
-from triosim.errors import OptionError, nearest
+from triosim.errors import OptionError, TriosimError, nearest
+from triosim.extrapolators.core.recompute import check_policy
+from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
 
 #: Options that no axis can be: those of the subject, of the output, and mappings.
 _FIXED = frozenset({"trace_format", "conditions", "options", "timeline", "links", "fail_on_oom", "iterations", "draws"})
@@ -37,6 +41,16 @@ REPLICATED = ("dp", "ddp", "fsdp", "zero1", "zero2")
 _MOST_STAGES, _MOST_SAMPLES = 16, 8
 #: Samples from this many tokens on are divided by context parallelism in a default space.
 _LONG = 16384
+
+#: The axes whose values name something, and what finds it.
+_NAMED: Mapping[str, Callable[[str], object]] = {
+    "gpu": catalogue.find,
+    "network": partial(plugins.find, "networks"),
+    "collective": partial(plugins.find, "collective_algorithms"),
+    "compute_model": partial(plugins.find, "compute_models"),
+    "schedule": lambda name: chosen_schedule(RunConfig.of(schedule=name)),
+    "recompute": check_policy,
+}
 
 _MISTAKES = {"micro_batch": "micro_batch_size", "mbs": "micro_batch_size", "sharding": DATA_PARALLEL}
 
@@ -96,7 +110,7 @@ def read_space(path: str) -> Declaration:
     def where(*keys: str) -> str:
         return ": ".join((f"{path}:{lines[keys]}" if keys in lines else path, *keys))
 
-    if not isinstance(content, dict) or not isinstance(content.get("vary"), dict):
+    if not isinstance(content, dict) or not isinstance(content.get("vary"), dict) or not content["vary"]:
         raise OptionError("declares no space", where=path, fix="write 'vary:' and below it names with lists of values")
     for key in content:
         if key not in ("vary", "without_rules"):
@@ -145,7 +159,17 @@ def _checked(name: str, value: Any, where: str) -> Value:
     parsed = option.parse(value, where)
     if not isinstance(parsed, (str, int, float, bool)):
         raise OptionError(f"'{value}' is not a single value", where=where, fix="give a word or a number")
+    if isinstance(parsed, str) and name in _NAMED:
+        _check_name(name, parsed, where)
     return parsed
+
+
+def _check_name(axis: str, name: str, where: str) -> None:
+    """Raise ``OptionError`` for a name that nothing has, of which every point would find out by itself."""
+    try:
+        _NAMED[axis](name)
+    except TriosimError as error:
+        raise OptionError(error.what, where=where, fix=error.fix) from None
 
 
 def _whole(value: Any, where: str) -> int:
