@@ -376,6 +376,29 @@ def test_a_transfer_too_waits_for_its_launch() -> None:
     assert run(program, 2, launch_costs=True, call_overhead=10).end == 11
 
 
+def test_a_host_of_limited_run_ahead_waits_for_communication_that_its_gpu_waits_for() -> None:
+    """An all-reduce of 3 s between two operators that take 1 s to launch and 1 s to run, on two GPUs.
+
+    A free host launches the second operator while the all-reduce runs, from 2 to 5; one that waits launches it from 5 to 6.
+    """
+    one = Operator(0, "one", "forward", "l", (), (), 1.0, host_seconds=1.0)
+
+    def program(rank: int) -> TaskStream:
+        yield Compute((one,))
+        yield AllReduce(3, group(2), blocks=True)
+        yield Compute((one,))
+
+    def awaiting(rank: int) -> TaskStream:
+        yield Compute((one,))
+        pending = yield AllReduce(3, group(2))
+        yield Wait((pending,))
+        yield Compute((one,))
+
+    for stream in (program, awaiting):
+        assert run(stream, 2, launch_costs=True).end == pytest.approx(6.0)
+        assert run(stream, 2, launch_costs=True, run_ahead=4).end == pytest.approx(7.0)
+
+
 def test_a_network_with_a_life_of_its_own_does_not_keep_a_run_from_ending() -> None:
     class Ticking(OneBytePerSecond):
         def __init__(self, env: simpy.Environment) -> None:

@@ -100,7 +100,8 @@ class RunConfig:
         "The host's time to launch an operator: '5 us', trace for each operator's own, or none. By default its own where that "
         "was measured; of predicted operators, the stack's.")
     run_ahead: int | None = _option("whole", panel=SYSTEM, metavar="N", commands=("simulate",), help=
-        "The most operators that the host may be ahead of its GPU. By default as many as CUDA's launch queue holds.")
+        "The most operators that the host may be ahead of its GPU; it then waits for communication that its GPU waits for. By "
+        "default the stack's, or as many as CUDA's launch queue holds.")
     conditions: Mapping[str, Any] = _option("mapping", panel=CONDITION, commands=(), help=
         "Slow or unequal GPUs and links, besides those in the topology's file: {'slow_gpus': {3: 1.5}}.")
     draws: int = _option("whole", 1, panel=CONDITION, metavar="N", help=

@@ -33,7 +33,8 @@ class Stack:
         ``triosim.models.operators.float8`` tells apart.
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
     call_seconds: the same of a communication.
-    run_ahead: how many operators the host is ahead of its GPU at most; None: as many as CUDA's launch queue holds.
+    run_ahead: how many operators the host is ahead of its GPU at most, and then it waits for communication that its GPU waits
+        for; None: as many as CUDA's launch queue holds.
     source: what the host's costs rest on.
     """
 

@@ -149,7 +149,7 @@ class Engine:
         """Draw tasks and issue them; wait where the program waits, and where the host is too far ahead.
 
         What launches cost the host moves ``rank.host_time`` ahead of the clock, and a task begins no sooner than that: it
-        takes no event unless the GPU waits for it.
+        takes no event unless the GPU waits for it. A host of limited run-ahead also waits where its GPU waits for others.
         """
         limits_operators = self.options.launch_costs and self.options.run_ahead is not None
         answer: Handle | Answer | None = None
@@ -163,6 +163,9 @@ class Engine:
                 answer = yield from self._issue_limited(rank, task)
             elif kind in self._begin:
                 answer = self._issue(rank, task)
+                if limits_operators and _waits_for_communication(task):
+                    yield from self._wait_on_host((answer,), 1)
+                    rank.host_time = max(rank.host_time, self.env.now)
                 while rank.open_launches >= RUN_AHEAD:
                     rank.wakeup = self.env.event()
                     yield rank.wakeup
@@ -348,3 +351,8 @@ class Engine:
         rank.record.communication.add(handle.arrived, handle.started, self.env.now, axis, layers)
         rank.record.waiting_seconds += handle.started - handle.arrived
         self._finish(rank, handle)
+
+
+def _waits_for_communication(task: Task) -> bool:
+    """Whether a stream goes on only when communication is over."""
+    return isinstance(task, Wait) or (isinstance(task, Collective) and task.blocks)

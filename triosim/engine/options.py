@@ -15,8 +15,8 @@ class EngineOptions:
 
     launch_costs: whether launching costs the host time: operators their ``host_seconds``.
     call_overhead: then, what launching a transfer, a collective or a copy costs, in seconds.
-    run_ahead: how many operators the host may be ahead of the device, where launches cost time; None: as many as CUDA's launch
-        queue holds.
+    run_ahead: how many operators the host may be ahead of the device, where launches cost time; then it waits for communication
+        that the device waits for. None: as many as CUDA's launch queue holds.
     timeline: keep the handle of every task in the recording.
     conditions: the events. The times of unequal GPUs are in their task streams.
     contention: the slow-downs of computations and transfers beside each other.

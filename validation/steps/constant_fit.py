@@ -2,13 +2,14 @@
 
     python -m validation.steps.constant_fit energy hopper|ampere [ROWS]
     python -m validation.steps.constant_fit launch eager|compiled|megatron|te-fp8|deepspeed [ROWS]
+    python -m validation.steps.constant_fit call deepspeed [ROWS]
 
-``energy`` is that of a FLOP of an architecture (``triosim.gpus.energy.HALF``), ``launch`` what an operator's launch costs the
-host in a software stack (``triosim/config/stacks.json``). Rows are predicted by their plain commands, in processes that take
-another value. Between these the logarithm of a step's time is a straight line in that of the constant. Sources count alike,
-however many rows they have: those of an energy are tables, those of a launch model sizes and GPUs of a table. ROWS are those
-of each table, evenly spaced (12). Rows that change by less than 2% between the smallest and the largest value say nothing of
-it, and are not predicted with the others.
+``energy`` is that of a FLOP of an architecture (``triosim.gpus.energy.HALF``), ``launch`` what a launch costs the host in a
+software stack (``triosim/config/stacks.json``), ``call`` that of a communication alone. Rows are predicted by their plain
+commands, in processes that take another value. Between these the logarithm of a step's time is a straight line in that of the
+constant. Sources count alike, however many rows they have: those of an energy are tables, those of a launch model sizes and
+GPUs of a table. ROWS are those of each table, evenly spaced (12). Rows that change by less than 2% between the smallest and
+the largest value say nothing of it, and are not predicted with the others.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def energy_of(architecture: str) -> Constant:
     return Constant(known[architecture].joules * 1e12, "pJ", tables, (0.8, 0.9, 1.0, 1.1, 1.2), multiply)
 
 
-def launch_of(stack: str) -> Constant:
-    """Return what a launch costs the host in a stack."""
+def launch_of(stack: str, fields: Sequence[str] = ("launch_seconds", "call_seconds")) -> Constant:
+    """Return what a launch costs the host in a stack, in some of its fields; its value is the first one's."""
     known = cast("MutableMapping[str, Stack]", STACKS)
     tables = {
         "eager": ("timm", "mpt", "one-gpu", "torchsim-sharded"),
@@ -85,17 +86,22 @@ def launch_of(stack: str) -> Constant:
 
     def multiply(factor: float) -> None:
         one = known[stack]
-        changed = {name: factor * getattr(one, name) for name in ("launch_seconds", "call_seconds")}
+        changed = {name: factor * getattr(one, name) for name in fields}
         known[stack] = replace(one, **changed)
 
     def chosen(kind: Format, row: Row) -> bool:
         return row.quantity in ("step time", "training step") and _stack_of(kind, row) == stack and _is_small(kind, row)
 
     factors = (0.25, 0.5, 1.0, 2.0, 4.0)
-    return Constant(STACKS[stack].launch_seconds * 1e6, "us", tables, factors, multiply, _model_of_table, chosen)
+    return Constant(getattr(STACKS[stack], fields[0]) * 1e6, "us", tables, factors, multiply, _model_of_table, chosen)
 
 
-KINDS: dict[str, Callable[[str], Constant]] = {"energy": energy_of, "launch": launch_of}
+def call_of(stack: str) -> Constant:
+    """Return what a communication's launch costs the host in a stack."""
+    return launch_of(stack, ("call_seconds",))
+
+
+KINDS: dict[str, Callable[[str], Constant]] = {"energy": energy_of, "launch": launch_of, "call": call_of}
 
 
 def _model_of_table(table: str, row: Row) -> str:
