@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product, takewhile
@@ -129,7 +129,8 @@ def plan(
     """
     parallelisms = Parallelisms.of(parallel, gpus, config)
     batch_size, micro_batches = batches(parallelisms, config, trace.batch_size)
-    schedule = accumulate(micro_batches, side_by_side=config.value_of(EP_OVERLAP))
+    overlaps = EP_OVERLAP in parallelisms.options and config.value_of(EP_OVERLAP)
+    schedule = accumulate(micro_batches, side_by_side=overlaps)
     composition = _Composition(parallelisms, config)
     begun = replace(
         composition.begun(trace, batch_size // micro_batches, model),
@@ -142,20 +143,13 @@ def plan(
     programs = composition.programs(begun, different)
     lowerings, differences = _lowered(programs, parallelisms.mesh, config)
     program, writer = programs[0][0], parallelisms.task_writer
-    notes = program.notes
-    said = (config.batch_size, config.global_batch_size)
-    if config.micro_batch_size is not None and said == (None, None) and "described" not in trace.software:
-        notes = (
-            *notes,
-            f"--micro-batch-size makes a replica's batch {batch_size} samples, not the trace's {trace.batch_size}",
-        )
     return ParallelPlan(
         parallel=str(parallelisms),
         mesh=parallelisms.mesh,
         program=program,
         batch_size=batch_size,
         global_batch_size=batch_size * parallelisms.replicas,
-        notes=notes,
+        notes=(*program.notes, *_notes(trace, config, batch_size, micro_batches, overlaps=overlaps)),
         options=parallelisms.options,
         declared=parallelisms.options if parallelisms.declare_their_options else None,
         work=((trace, batch_size * parallelisms.replicas / trace.batch_size),),
@@ -166,6 +160,15 @@ def plan(
         program_axes=parallelisms.program_axes,
         task_writer=None if writer is None else writer.lowered(lowerings[0][0]),
     )
+
+
+def _notes(trace: Trace, config: RunConfig, batch_size: int, micro_batches: int, *, overlaps: bool) -> Iterator[str]:
+    """Yield what a user may not expect of the batch that was asked for."""
+    said = (config.batch_size, config.global_batch_size)
+    if config.micro_batch_size is not None and said == (None, None) and "described" not in trace.software:
+        yield f"--micro-batch-size makes a replica's batch {batch_size} samples, not the trace's {trace.batch_size}"
+    if overlaps and micro_batches == 1:
+        yield f"{EP_OVERLAP.where} has no effect with one micro-batch: no pass of another one can run beside it"
 
 
 def _lowered(

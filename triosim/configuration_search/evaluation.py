@@ -120,7 +120,7 @@ def _peak_bytes(planned: PlannedRun, left_out: int) -> float:
 def _schedule(config: RunConfig, layout: Layout, micro_batches: int) -> ScheduleTable:
     if layout.pp > 1:
         return table_of(chosen_schedule(config), layout.pp, micro_batches, training=config.training)
-    schedule = accumulate(micro_batches, side_by_side=config.value_of(EP_OVERLAP))
+    schedule = accumulate(micro_batches, side_by_side=layout.ep > 1 and config.value_of(EP_OVERLAP))
     return schedule if config.training else schedule.forward_alone()
 
 

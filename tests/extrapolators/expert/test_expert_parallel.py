@@ -75,6 +75,13 @@ def test_passes_side_by_side_hide_the_exchanges_of_all_but_the_first_forward_and
     assert exposed(ep_overlap=True) == pytest.approx(in_turn / 4, rel=1e-6)
 
 
+def test_nothing_runs_beside_a_single_micro_batch_or_without_experts_to_exchange_with() -> None:
+    alone = experts("dp=4,ep=4", ep_overlap=True)
+    assert any("--ep-overlap has no effect with one micro-batch" in note for note in alone.notes)
+    dense = planned(MIXTRAL, "dp=4", ep_overlap=True, batch_size=4, micro_batches=2)
+    assert {len(slot) for slot in dense.program.schedule.rows[0]} == {1}
+
+
 def test_inference_exchanges_twice() -> None:
     tasks = draw(experts("dp=4,ep=4", training=False).tasks(0))
     assert [type(task) for task in tasks if isinstance(task, AllToAll)] == [AllToAll] * 2
