@@ -50,6 +50,16 @@ def test_larger_batches_take_longer_and_none_beats_winograd_at_the_peak(gpu: str
         assert one > 2 * batch * 28 * 28 * 256 * 256 * 9 / 4 / peak
 
 
+def test_the_loops_of_tables_add_the_same_to_all_convolutions_with_odd_channels() -> None:
+    """NeuSight's; those of multiples of 8 were measured by DeepBench, whose loop adds nothing."""
+    calls = [conv2d(8, channels, 14, allow_tf32=False) for channels in (27, 251, 64)]
+    alone = Convolutions().estimate(calls, "A100-PCIe-80GB").seconds
+    added = Convolutions(sustained=False).estimate(calls, "A100-PCIe-80GB").seconds - alone
+    assert added[0] == pytest.approx(added[1])
+    assert 50e-6 < added[0] < 310e-6
+    assert added[2] == 0.0
+
+
 def test_a_backward_operator_takes_both_gradients() -> None:
     forward = conv2d(32, 128, 28)
     both, data, weight = (

@@ -17,7 +17,7 @@ from triosim.compute import attainable_rate
 from triosim.compute.attainable_rate import AttainableRate
 from triosim.compute.compute_model import CLASS_EDGES, Array, Mask, Rows
 from triosim.compute.families import COLUMNS, Family, FamilyCalls
-from triosim.compute.fit import process_fitting
+from triosim.compute.fit import loop_cost, process_fitting
 from triosim.compute.fit.boosting import TreeSettings, grow
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.learned import convolution_features
@@ -103,6 +103,7 @@ def _interpolated(model: FamilyModel, rows: FamilyTable, beside: Sequence[Family
     """
     points: list[Points] = []
     target = []
+    rows, costs = without_loop_costs(rows)
     for table in (rows, *(one.select(_has_sizes(one, rows)) for one in beside)):
         for gpu, mask in table.by_gpu():
             some = table.select(_spread(table, mask, _MOST_POINTS if table is rows else _MOST_BESIDE, len(points)))
@@ -111,7 +112,24 @@ def _interpolated(model: FamilyModel, rows: FamilyTable, beside: Sequence[Family
             target.append(np.log(some.seconds / roofline))
     features, labels = (np.concatenate([getattr(one, name) for one in points]) for name in ("features", "labels"))
     process = process_fitting.fit(Points(features, labels), np.concatenate(target))
-    return replace(model, process=process, samples=len(points))
+    return replace(model, process=process, samples=len(points), loop_costs=costs)
+
+
+def without_loop_costs(rows: FamilyTable) -> tuple[FamilyTable, dict[str, float]]:
+    """Return convolutions without what their loops added, and the usual cost on each GPU that has one.
+
+    Only tables of odd channels have a loop that grows.
+    """
+    seconds, costs = rows.seconds.copy(), {}
+    odd = ~convolution_features.aligned(rows.shapes)
+    for gpu, mask in rows.by_gpu():
+        some = np.flatnonzero(mask & odd)
+        _, least = convolution_features.convolution_points(rows.shapes.select(some), gpu)
+        added = loop_cost.added_by_loop(rows.seconds[some], least)
+        if added.any():
+            costs[gpu.name] = loop_cost.usual(added, rows.seconds[some])
+            seconds[some] = np.maximum(rows.seconds[some] - added, np.minimum(least, rows.seconds[some]))
+    return replace(rows, seconds=seconds), costs
 
 
 def _spread(rows: FamilyTable, mask: Mask, most: int, seed: int) -> Rows:
@@ -163,10 +181,11 @@ def _rate(rows: FamilyTable, gpu: Gpu, mask: Mask) -> float:
 
 
 def predict(model: FamilyModel, rows: FamilyTable) -> Array:
-    """Return the model's seconds for each row."""
+    """Return the model's seconds for each row, in the loop of its table."""
     found = np.empty(len(rows))
     for gpu, mask in rows.by_gpu():
-        found[mask] = model.seconds(rows.shapes.select(mask), gpu)
+        calls = rows.shapes.select(mask)
+        found[mask] = model.seconds(calls, gpu) + model.loop_cost(calls, gpu)
     return found
 
 

@@ -90,7 +90,7 @@ def convolution_points(calls: FamilyCalls, gpu: Gpu, measured: str = "") -> tupl
         labels[chosen, 3] = direction
     sizes = np.stack([calls[name] for name in Geometry._fields], axis=1).astype(np.int64).astype(str)
     labels[:, 4] = [" ".join(row) for row in np.hstack([labels[:, 3:4], sizes])]
-    labels[:, 5] = np.where(_aligned(calls), "aligned", "odd")
+    labels[:, 5] = np.where(aligned(calls), "aligned", "odd")
     return Points(features, labels), roofline
 
 
@@ -112,7 +112,7 @@ def _directions(calls: FamilyCalls) -> list[Mask]:
     return [np.char.startswith(calls.kinds, name) for name in ("forward", "data", "weight")]
 
 
-def _aligned(calls: FamilyCalls) -> Mask:
+def aligned(calls: FamilyCalls) -> Mask:
     """Return which calls have channels in multiples of 8 (of TF32, of 4), or the few of an image: kernels differ for others."""
     into, out_of, whole = calls["in_channels"], calls["out_channels"], 4 if calls.dtype == "tf32" else 8
     found: Mask = ((into % whole == 0) | (into <= _OF_AN_IMAGE)) & (out_of % whole == 0)

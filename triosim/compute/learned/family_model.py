@@ -28,7 +28,7 @@ from triosim.compute.families import Family, FamilyCalls
 from triosim.compute.learned import kinship
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
-from triosim.compute.learned.convolution_features import convolution_points
+from triosim.compute.learned.convolution_features import aligned, convolution_points
 from triosim.compute.learned.gaussian_process import GaussianProcess
 from triosim.gpus import Gpu, energy
 
@@ -56,6 +56,7 @@ class FamilyModel:
     provenance: where the rows come from, and how they were fitted.
     samples: the GPUs that the fit saw, each once for a dtype; 0 for as many as there are rates.
     process: of convolutions, what predicts the multiple on every GPU.
+    loop_costs: of convolutions with odd channels, the seconds that the benchmark's loop adds on each measured GPU.
     """
 
     family: Family
@@ -70,6 +71,7 @@ class FamilyModel:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     samples: int = 0
     process: GaussianProcess | None = None
+    loop_costs: Mapping[str, float] = field(default_factory=dict)
 
     def measured_gpu(self, gpu: Gpu) -> str | None:
         """Return the name of the measured GPU whose rows hold for a GPU: itself, or one with the same chip; or None."""
@@ -108,6 +110,16 @@ class FamilyModel:
             return np.full(len(calls), np.nan)
         found: Array = inputs.roofline * np.exp(trees.predict(features))
         return found if gpu.name in self.rates else np.fmax(found, self._at_power(calls, gpu))
+
+    def loop_cost(self, calls: FamilyCalls, gpu: Gpu) -> Array:
+        """Return the seconds that the loops of tables add to each call; on a GPU that they did not measure, their mean.
+
+        Channels in multiples of 8 were measured by other loops, which add nothing.
+        """
+        if not self.loop_costs:
+            return np.zeros(len(calls))
+        cost = self.loop_costs.get(self.measured_gpu(gpu) or "", float(np.mean(list(self.loop_costs.values()))))
+        return np.where(aligned(calls), 0.0, cost)
 
     def _rate(self, gpu: Gpu, name: str | None, dtype: str) -> float:
         """Return the FLOP/s that large calls reach on a GPU; ``name`` is the measured GPU that it is predicted as, if any."""
@@ -196,6 +208,7 @@ class FamilyModel:
             "family": self.family, "dtype": self.dtype, "rates": self.rates, "law": asdict(self.attainable), **trees,
             "sizes": self.sizes, "errors": self.errors, "provenance": self.provenance,
             **({"samples": self.samples} if self.samples else {}),
+            **({"loop_costs": self.loop_costs} if self.loop_costs else {}),
         }  # fmt: skip
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
@@ -215,5 +228,6 @@ class FamilyModel:
             other=BoostedTrees.from_arrays(arrays, f"{prefix}.other") if about["other"] else None,
             **{name: about[name] for name in ("family", "dtype", "rates", "sizes", "errors", "provenance")},
             samples=about.get("samples", 0),
+            loop_costs=about.get("loop_costs", {}),
             process=GaussianProcess.from_arrays(arrays, f"{prefix}.process") if "process" in about else None,
         )

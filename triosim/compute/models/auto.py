@@ -14,7 +14,7 @@ equal errors, the model named first above is taken.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -45,7 +45,11 @@ NOTHING_LEARNED = 1.0
 _STORED: tuple[ComputeModel, ...] = (
     *(Calibrated(), Forest(), AttentionKernels(), Convolutions(), Elementwise(), Reduction()),
 )
-_IN_LOOPS = tuple(Forest(sustained=False) if type(one) is Forest else one for one in _STORED)
+_OF_LOOPS: Mapping[type[ComputeModel], ComputeModel] = {
+    Forest: Forest(sustained=False),
+    Convolutions: Convolutions(sustained=False),
+}
+_IN_LOOPS = tuple(_OF_LOOPS.get(type(one), one) for one in _STORED)
 #: The models that the user's own regressions were compared with when they were fitted.
 _COMPARED = (Forest.name, AttentionKernels.name, Convolutions.name, Elementwise.name, Reduction.name, Roofline.name)
 

@@ -32,9 +32,15 @@ _OWN = "own"
 
 
 class Convolutions(ComputeModel):
-    """Convolutions of one to three dimensions, transposed ones, and both gradients."""
+    """Convolutions of one to three dimensions, transposed ones, and both gradients.
+
+    ``sustained``: as in a step, and not as in the loops of the tables, which add a cost of their own.
+    """
 
     name = "convolutions"
+
+    def __init__(self, *, sustained: bool = True) -> None:
+        self._sustained = sustained
 
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
@@ -51,7 +57,7 @@ class Convolutions(ComputeModel):
             model, calls = _model(calls, target)
             if model is None or not len(rows):
                 continue
-            seconds = model.seconds(calls, target)
+            seconds = model.seconds(calls, target) + (0.0 if self._sustained else model.loop_cost(calls, target))
             measured_format = model.dtype == calls.dtype
             other_format = 0.0 if measured_format else _OTHER_FORMAT_ERROR
             found.add(rows, seconds, model.relative_error(calls, target, seconds) + other_format)
