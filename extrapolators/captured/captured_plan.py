@@ -7,6 +7,8 @@ the same commands, each in groups of its own. Computations and collectives that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.captured.command_tasks import (
@@ -80,6 +82,9 @@ class CapturedPlan:
             captured = self.streams.like[rank]
             group = self._group(rank, command.communication)
             sent = self._sent.get((group, self._positions[captured, index]))
+            if sent is not None and self.streams.complete:  # the collective that a graph has
+                shares = tuple(chain.from_iterable(sent))
+                return replace(collective_task(group, command), shares=shares)
             if sent is not None:
                 tag = -1 - self._tags[group.name]  # no captured send has such a tag
                 return uneven_exchange(rank, group, command, sent, tag)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from triosim.chakra.nodes import Node
+from triosim.chakra.nodes import Node, Value
 from triosim.errors import TraceError
 
 _MOST_BYTES = 2**63
@@ -20,6 +20,7 @@ class RankGraph:
     path: Path
     nodes: Mapping[int, Node]
     notes: tuple[str, ...] = ()
+    metadata: Mapping[str, Value | None] = field(default_factory=dict)
 
     def where(self, node: Node) -> str:
         """Return the file and the node, for a message."""

@@ -32,9 +32,10 @@ _WORDS = {1: "id", 2: "name", 3: "type", 4: "ctrl_deps", 5: "data_deps", 6: "sta
 
 
 class EtReader:
-    """Reads ``.et`` files, of which many nodes have equal attributes."""
+    """Reads ``.et`` files, of which many nodes have equal attributes. ``metadata`` are the attributes of the last file."""
 
     def __init__(self) -> None:
+        self.metadata: Mapping[str, Value | None] = EMPTY
         self._attributes: dict[bytes, Mapping[str, Value | None]] = {b"": EMPTY}
         self._single: dict[bytes, tuple[str, Value | None]] = {}
         self._names: dict[bytes, str] = {}
@@ -46,8 +47,7 @@ class EtReader:
         found: list[Node] = []
         try:
             messages = _messages(data)
-            for _ in fields(next(messages, b"")):  # the metadata: their form is checked, nothing in them is needed
-                pass
+            self.metadata = _metadata(next(messages, b""))
             for message in messages:
                 found.append(self._node(message))
         except WireError as error:
@@ -145,6 +145,10 @@ def _messages(data: bytes) -> Iterator[bytes]:
             raise WireError("it ends within a message")
         yield data[at : at + size]
         at += size
+
+
+def _metadata(data: bytes) -> Mapping[str, Value | None]:
+    return dict(read_attribute(piece) for number, _, piece in fields(data) if number == 2 and isinstance(piece, bytes))
 
 
 def _first_text(data: bytes) -> str:

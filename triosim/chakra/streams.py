@@ -18,6 +18,7 @@ from triosim.chakra.inputs.system_file import Compute
 from triosim.chakra.issue_order import issue_order
 from triosim.chakra.links import Message, linked, message_of
 from triosim.chakra.nodes import CollectiveType, Node, NodeType
+from triosim.chakra.task_nodes import LAYER, NS, SHARES
 from triosim.errors import TraceError
 from triosim.tasks import COMPUTE_STREAM, HOST_STREAM
 from triosim.trace import Communication, CommunicationKind, Mark, Operator, Trace
@@ -47,7 +48,8 @@ _UNSEEN = (NodeType.INVALID, NodeType.METADATA)
 class GraphSystem:
     """What graphs need beside themselves: groups, the sizes of the network's dimensions, what computes and what is loaded from.
 
-    ``gpu`` is the name of the GPU that computes, where it is said.
+    ``gpu`` is the name of the GPU that computes, where it is said, and ``memory_bound`` the part of the time in which it waits
+    for memory.
     """
 
     groups: Groups = field(default_factory=dict)
@@ -55,6 +57,7 @@ class GraphSystem:
     compute: Compute = field(default_factory=Compute)
     memory: RemoteMemoryFile | None = None
     gpu: str = "unknown"
+    memory_bound: float | None = None
 
 
 def task_streams(graphs: Sequence[RankGraph], system: GraphSystem, name: str) -> TaskStreams:
@@ -74,7 +77,9 @@ def task_streams(graphs: Sequence[RankGraph], system: GraphSystem, name: str) ->
         like.append(first)
         if first == rank:
             traces[rank] = writer.trace(operators, marks)
-    return TaskStreams(traces, tuple(like), communicators.families, source=name, complete=True)
+    return TaskStreams(
+        traces, tuple(like), communicators.families, source=name, complete=True, memory_bound=system.memory_bound
+    )
 
 
 def _seconds(graph: RankGraph, system: GraphSystem) -> dict[int, float]:
@@ -93,7 +98,9 @@ def _time(graph: RankGraph, node: Node, system: GraphSystem) -> float:
         if node.type not in NodeType._value2member_map_:
             raise TraceError(f"there is no type {node.type}", where=graph.where(node), fix="write 0 to 7")
         return 0.0
-    compute = system.compute
+    exact, compute = node.attributes.get(NS), system.compute
+    if isinstance(exact, float):
+        return exact / 1e9
     if graph.on_cpu(node) or not compute.roofline or (node.duration_us and "num_ops" not in node.attributes):
         return node.duration_us / 1e6
     operations, size = graph.whole(node, "num_ops", 0), graph.whole(node, "tensor_size", 0)
@@ -132,10 +139,9 @@ class _Writer:
                 for parent in events.parents[node.id]
                 if streams[parent] != stream
             ]
+            layer, took = self._graphs[rank].text(node, LAYER), seconds[node.id]
             operators.append(
-                Operator(
-                    position, node.name, "forward", "", (), (), seconds[node.id], stream=stream, communication=asked
-                )
+                Operator(position, node.name, "forward", layer, (), (), took, stream=stream, communication=asked)
             )
             if node.id in events.awaited:
                 marks.append(Mark(position + 1, "record", stream, node.id))
@@ -169,7 +175,10 @@ class _Writer:
         size = _BARRIER_BYTES if barrier else graph.whole(node, "comm_size")
         size *= len(members) if kind in _OF_ALL else 1
         root = 0 if kind in ("broadcast", "reduce", "gather", "scatter") else None
-        return Communication(kind, self._communicators.family(name, members), float(size), root=root)
+        shares = node.attributes.get(SHARES)
+        unequal = shares if isinstance(shares, tuple) else None
+        family = self._communicators.family(name, members)
+        return Communication(kind, family, float(size), root=root, shares=unequal)  # type: ignore[arg-type]
 
     def _message(self, message: Message, *, sends: bool) -> Communication:
         tag = self._tags.setdefault((message.tag, message.nbytes), len(self._tags))

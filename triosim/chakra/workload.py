@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from triosim.chakra.graph import RankGraph, rank_graph
@@ -58,7 +59,8 @@ def read_workload(
     found = []
     for rank in range(ranks):
         nodes = reader.nodes(files[rank])
-        found.append(rank_graph(files[rank], nodes, lenient=lenient, control=control))
+        graph = rank_graph(files[rank], nodes, lenient=lenient, control=control)
+        found.append(replace(graph, metadata=reader.metadata))
     return found
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from triosim.chakra.attributes import write_attribute
-from triosim.chakra.nodes import Node
+from triosim.chakra.nodes import Node, Value
 from triosim.chakra.wire import field, to_varint
 from triosim.output_files import writing_bytes
 
 _VERSION = "0.0.4"
+_NOTHING: Mapping[str, Value] = {}
 
 
-def write_et(path: Path, nodes: Iterable[Node]) -> None:
-    """Write the nodes of one rank, compressed where the name ends in ``.gz``."""
-    data = b"".join(
-        to_varint(len(message)) + message for message in (field(1, _VERSION.encode()), *map(_message, nodes))
-    )
+def write_et(path: Path, nodes: Iterable[Node], metadata: Mapping[str, Value] = _NOTHING) -> None:
+    """Write the nodes of one rank, compressed where the name ends in ``.gz``; ``metadata`` are attributes of the file."""
+    first = field(1, _VERSION.encode()) + b"".join(field(2, write_attribute(*one)) for one in metadata.items())
+    data = b"".join(to_varint(len(message)) + message for message in (first, *map(_message, nodes)))
     with writing_bytes(path) as file:
         file.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 

@@ -1,25 +1,48 @@
-"""The command ``triosim convert``: converts a trace of any known format to triosim's own."""
+"""The command ``triosim convert``: converts a trace of any known format to triosim's own, or to a Chakra graph."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from triosim.cli import options as o
+from triosim.cli.command import LaterModule
+from triosim.config import Option, RunConfig
 from triosim.output_files import check_outputs
 from triosim.trace.formats import read, write
 
+graph_writing = LaterModule("pipeline.graph_writing")
 
-@o.takes(o.TRACE_FORMAT)
+TO = Option(
+    "to",
+    "choice",
+    "json",
+    choices=("json", "chakra"),
+    metavar="FORMAT",
+    help="What is written: json, triosim's own format, or chakra, a folder with the graph of the step.",
+)
+
+
+@o.takes(o.TRACE_FORMAT, TO)
 def command(
     source: Annotated[str, o.argument("IN", "A trace in any known format.")],
-    target: Annotated[str, o.argument("OUT", "A file in triosim's own format (.json or .json.gz).")],
+    target: Annotated[
+        str, o.argument("OUT", "A file in triosim's own format (.json or .json.gz), or a folder for graphs.")
+    ],
     **given: Any,
 ) -> None:
-    """Convert a trace to triosim's own format.
+    """Convert a trace to triosim's own format, or to a Chakra graph.
 
-    [bold]Example[/]
+    [bold]Examples[/]
 
     [cyan]triosim convert profiler_output/ trace.json.gz[/]
+
+    PyTorch's execution trace and profile as the graph of a rank, for ASTRA-sim and other tools:
+    [cyan]triosim convert profiler_output/ graphs/ --to chakra[/]
     """
+    if given["to"] == "chakra":
+        config = RunConfig.of(trace_format=given["trace_format"])
+        graph_writing.write_step(source, config, Path(target))
+        return
     check_outputs(target, reading=(source,))
     write(read(source, given["trace_format"]), target)

@@ -50,7 +50,7 @@ class Commands(LazyGroup):
             "triosim.cli.run",
             "Run a training script, unchanged, to its end on GPUs that are not there: its own log shows the simulated times.",
         ),
-        "convert": ("triosim.cli.convert", "Convert a trace to triosim's own format."),
+        "convert": ("triosim.cli.convert", "Convert a trace to triosim's own format, or to a Chakra graph."),
         "doubt": (
             "triosim.cli.showing.doubt",
             "Show what the doubt about a result's step time comes from, and which measurements would narrow it.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from triosim.cli import by_rules
@@ -15,6 +16,7 @@ from triosim.config.option import OUTPUT
 from triosim.reports.terminal.progress import Progress
 
 simulation = LaterModule("simulation")
+graph_writing = LaterModule("pipeline.graph_writing")
 what_if = LaterModule("comparison.what_if")
 link_plot = LaterModule("reports.pictures.link_plot")
 tables = LaterModule("reports.terminal.result_tables")
@@ -36,6 +38,8 @@ OPTIONS = (
     Option("link_plot", metavar="FILE", panel=OUTPUT, help=
         "A heat map of the links: on the topology, and over time (png, svg, pdf)."),
     o.WRITE,
+    Option("chakra", metavar="FOLDER", panel=OUTPUT, help=
+        "Write the step as Chakra graphs, with the files that ASTRA-sim reads beside them."),
     Option("by_layer", "flag", False, panel=OUTPUT, help="Show exposed communication by layer and axis."),
     Option("what_if", "flag", False, panel=OUTPUT, help=
         "Run again with the GPUs, and each kind of link, twice as fast; show what that saves."),
@@ -90,6 +94,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
         link_plot.check_link_plot(given["link_plot"], run.config.network)
     recorded = {name for report in written for name in reports.records(report.kind)}
     run = run.with_options(**dict.fromkeys(recorded, True))
+    if given["chakra"] is not None:
+        graph_writing.check_folder(Path(given["chakra"]))
     with Progress(shown=not given["quiet"]) as progress:
         simulate = simulation.simulate_config
         if given["what_if"]:
@@ -99,6 +105,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
         result.save(given["output"])
     for report in written:
         report.write(result)
+    if given["chakra"] is not None:
+        graph_writing.write_step(run.subject, run.config, Path(given["chakra"]))
     run.save()
     if given["format"] == "json":
         sys.stdout.write(result.to_json())

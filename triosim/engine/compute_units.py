@@ -93,8 +93,18 @@ class ComputeUnits:
             self._recording.count_compute(rank.index, task)
             self._finish(rank, handle)
             return
+        if not task.share:  # it is no work of the GPU's
+            handle.started = self._env.now
+            over = self._env.timeout(task.seconds, (rank, handle))
+            over.callbacks.append(self._over)
+            return
         rank.waiting.append(ComputeProgress(rank, handle, task, handle.launch_start))
         self._assign_units(rank)
+
+    def _over(self, event: simpy.Event) -> None:
+        ended: tuple[RankState, Handle] = event.value  # type: ignore[assignment]  # the value of our timeout
+        rank, handle = ended
+        self._finish(rank, handle)
 
     def _assign_units(self, rank: RankState) -> None:
         """Give free compute units to waiting computations; if there are too few, running ones stop after an operator."""

@@ -12,6 +12,7 @@ from triosim.chakra.inputs.groups import read_groups
 from triosim.chakra.inputs.network_file import is_network, read_network
 from triosim.chakra.inputs.remote_memory_file import read_remote_memory
 from triosim.chakra.inputs.system_file import Compute, read_system
+from triosim.chakra.metadata import StepFacts
 from triosim.chakra.streams import GraphSystem, task_streams
 from triosim.chakra.workload import read_workload
 from triosim.config import COMMON, RunConfig
@@ -24,12 +25,14 @@ def graph_streams(prefix: Path, config: RunConfig) -> TaskStreams:
     """Return the graphs of a prefix as task streams. Raises ``TriosimError`` for what is wrong in a file."""
     dimensions = _dimensions(config)
     graphs = read_workload(prefix, prod(dimensions) if dimensions else None, control=config.dependencies == "all")
+    facts = StepFacts.of(graphs[0].metadata)
     system = GraphSystem(
         groups={} if config.groups is None else read_groups(Path(config.groups), len(graphs)),
         dimensions=dimensions,
         compute=_compute(config),
         memory=None if config.memory is None else read_remote_memory(Path(config.memory)),
-        gpu=_gpu_name(config),
+        gpu=facts.gpu if config.gpu is None else catalogue.find(config.gpu).name,
+        memory_bound=facts.memory_bound,
     )
     return task_streams(graphs, system, str(prefix))
 
@@ -55,7 +58,3 @@ def _compute(config: RunConfig) -> Compute:
     if gpu is None:
         return found
     return replace(found, peak=gpu.rate("bfloat16"), memory_bandwidth=gpu.bandwidth, roofline=True)
-
-
-def _gpu_name(config: RunConfig) -> str:
-    return "unknown" if config.gpu is None else catalogue.find(config.gpu).name

@@ -89,7 +89,10 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
         notes.append(f"{what} has no host times: launches cost nothing")
     if config.models is not None and not model_files.knows(subject.trace.gpu):
         notes.append(f"{config.models} holds no models of {subject.trace.gpu}: those that ship predict its times")
-    gpu, waiting = catalogue.get(subject.trace.gpu), memory_bound(subject.trace.operators)
+    gpu, streams = catalogue.get(subject.trace.gpu), subject.streams
+    waiting = None if streams is None else streams.memory_bound
+    if waiting is None:
+        waiting = memory_bound(subject.trace.operators)
     contention = Contention(system.conditions.interference, gpu, system.topology, waiting)
     return PlannedRun(priced, planned, system, network, new_network, heterogeneity, contention, memory, tuple(notes))
 

@@ -20,7 +20,8 @@ class TaskStreams:
     which communicates in groups of its own. ``groups`` are families of groups by name ("tp", "fsdp", "world"): each rank is in
     at most one group of a family, and all ranks of a family's groups are in the order that roots, peers and shares count by.
     ``global_batch_size`` is how many samples all ranks together work on in a step, None where that is not known. Of
-    ``complete`` streams every rank was read, so that equal ranks are known to be.
+    ``complete`` streams every rank was read, so that equal ranks are known to be. ``memory_bound`` is the part of
+    the time of computations in which they wait for memory, where their operators do not say it.
     """
 
     traces: Mapping[int, Trace]
@@ -29,6 +30,7 @@ class TaskStreams:
     source: str = ""
     global_batch_size: int | None = None
     complete: bool = False
+    memory_bound: float | None = None
 
     def __post_init__(self) -> None:
         where = self.source or None

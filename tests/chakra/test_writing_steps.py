@@ -1,0 +1,101 @@
+"""Steps that are written as Chakra graphs: read again they take the same time, and ASTRA-sim's rules run them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triosim
+from triosim.chakra.nodes import CollectiveType, NodeType
+from triosim.chakra.reading import EtReader
+from triosim.chakra.workload import read_workload
+from triosim.cli import run
+from triosim.config import RunConfig
+from triosim.engine.astra_sim.run import Settings
+from triosim.engine.astra_sim.study import StudyFiles, read_study, simulate_study
+from triosim.pipeline.graph_writing import write_step
+
+SWITCH = "switch(4, bandwidth=100 GB/s, latency=1 us)"
+GPT = {"layers": 2, "gpu": "A100", "topology": SWITCH}
+
+
+def written(folder: Path, **options: Any) -> Path:
+    write_step("gpt2", RunConfig.of(**GPT, **options), folder / "graphs")
+    return folder / "graphs"
+
+
+def inputs(folder: Path) -> dict[str, str]:
+    return {"groups": str(folder / "comm_group.json"), "memory": str(folder / "remote_memory.json")}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"parallel": "ddp=4"},
+        {"parallel": "fsdp=4", "host_overhead": "none"},
+        {"parallel": "cp=4"},
+        {"parallel": "dp=2,pp=2", "micro_batches": 4, "schedule": "1f1b"},
+        {"parallel": "tp=4", "tp_style": "megatron", "sequence_parallel": True},
+        {"parallel": "ddp=4", "conditions": {"slow_gpus": {2: 1.5}}},
+    ],
+)
+def test_a_step_takes_the_same_time_when_it_is_read_again(tmp_path: Path, options: dict[str, Any]) -> None:
+    folder = written(tmp_path, **options)
+    before = triosim.simulate("gpt2", **GPT, **options).step_time_s
+    nodes = max(len(graph.nodes) for graph in read_workload(folder))
+    after = triosim.simulate(str(folder), topology=SWITCH, **inputs(folder)).step_time_s
+    assert abs(after - before) <= nodes * 1e-9
+
+
+def test_gradients_are_all_reduced_by_their_bytes(tmp_path: Path) -> None:
+    folder = written(tmp_path, parallel="ddp=4")
+    (graph, *_) = read_workload(folder)
+    collectives = [node for node in graph.nodes.values() if node.type == NodeType.COMM_COLL]
+    assert {node.attributes["comm_type"] for node in collectives} == {CollectiveType.ALL_REDUCE}
+    result = triosim.simulate("gpt2", **GPT, parallel="ddp=4")
+    sent = sum(row.bytes * row.count for row in result.data.collectives)
+    assert sum(graph.whole(node, "comm_size") for node in collectives) == pytest.approx(sent)
+
+
+def test_whole_microseconds_sum_up_to_what_was_computed(tmp_path: Path) -> None:
+    (graph, *_) = read_workload(written(tmp_path, parallel="ddp=4", host_overhead="none"))
+    computations = [node for node in graph.nodes.values() if node.type == NodeType.COMP]
+    exact = sum(float(str(node.attributes["triosim_ns"])) for node in computations) / 1000
+    assert abs(sum(node.duration_us for node in computations) - exact) < 1
+    assert len(computations) > 50
+
+
+def test_the_bytes_are_the_same_each_time(tmp_path: Path) -> None:
+    first, second = (written(tmp_path / name, parallel="dp=2,pp=2", micro_batches=2) for name in "ab")
+    for path in first.iterdir():
+        assert path.read_bytes() == (second / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("parallel", ["ddp=4", "dp=2,pp=2", "parameter-server"])
+def test_astra_sims_rules_run_what_is_written(tmp_path: Path, parallel: str) -> None:
+    folder = written(tmp_path, parallel=parallel, **({"gpus": 4} if parallel == "parameter-server" else {}))
+    names = ("network.yml", "system.json", "remote_memory.json", "comm_group.json")
+    study = read_study(StudyFiles(folder, *(folder / name for name in names)))
+    outcome = simulate_study(study, Settings())
+    assert len(outcome.ranks) == 4
+    assert study.notes == ()
+
+
+def test_the_command_line_writes_graphs_and_does_not_overwrite_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "graphs")
+    command = ["simulate", "gpt2", "--layers", "1", "-p", "ddp=2", "--gpu", "A100", "-q", "--chakra", folder]
+    assert run(command) == 0
+    assert len(EtReader().nodes(tmp_path / "graphs" / "step.1.et")) > 10
+    assert run(command) == 2
+    assert "holds graphs already; name another folder" in capsys.readouterr().err
+
+
+def test_a_trace_is_converted_to_the_graph_of_a_rank(tmp_path: Path) -> None:
+    trace = Path(__file__).parents[2] / "examples" / "traces" / "vgg13_a100_fake.json.gz"
+    assert run(["convert", str(trace), str(tmp_path / "graphs"), "--to", "chakra"]) == 0
+    before = triosim.simulate(str(trace)).step_time_s
+    assert triosim.simulate(str(tmp_path / "graphs")).step_time_s == pytest.approx(before, rel=1e-12)

@@ -1,0 +1,131 @@
+"""Writes the step of a run as Chakra graphs, with the files that ASTRA-sim reads beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from triosim import gpus as catalogue
+from triosim.chakra.inputs.network_file import BLOCKS
+from triosim.chakra.metadata import StepFacts
+from triosim.chakra.nodes import Node
+from triosim.chakra.task_nodes import LaunchCosts, Numbers, RankNodes, with_received_sizes
+from triosim.chakra.writing import write_et
+from triosim.conditions.contention import memory_bound
+from triosim.config import RunConfig
+from triosim.errors import OutputError
+from triosim.gpus import Gpu
+from triosim.networks.topology import Topology
+from triosim.output_files import writing_text
+from triosim.pipeline.planning import PlannedRun, plan
+from triosim.pipeline.pricing import price
+from triosim.pipeline.reading import TraceLike, read
+
+STEM = "step"
+_BLOCKS = {"ring": "Ring", "fully_connected": "FullyConnected", "switch": "Switch"}
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ``OutputError`` where graphs cannot be written into a folder, or others are there."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError("is not a folder", where=str(folder), fix="name a folder for the graphs")
+    if folder.is_dir() and any(folder.glob("*.et")):
+        raise OutputError("holds graphs already", where=str(folder), fix="name another folder")
+
+
+def write_step(trace: TraceLike, config: RunConfig, folder: Path) -> None:
+    """Write the step that a run simulates: a graph for each rank, the network, system, memory and groups.
+
+    The graphs of one rank have no network, since ASTRA-sim knows none of one.
+    """
+    check_folder(folder)
+    planned = plan(price(read(trace, config), config), config)
+    timed, numbers = planned.priced.subject.trace, Numbers()
+    ranks = _graphs(planned, numbers)
+    facts = StepFacts(timed.gpu, memory_bound(timed.operators))
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, nodes in enumerate(ranks):
+        write_et(folder / f"{STEM}.{rank}.et", nodes, facts.attributes)
+    groups = {str(number): list(group.ranks) for group, number in numbers.groups.items()}
+    found: dict[str, Any] = {"comm_group.json": groups, "remote_memory.json": _memory(planned.system.topology)}
+    if len(ranks) > 1:
+        network = _network(planned.system.topology, len(ranks))
+        with writing_text(folder / "network.yml") as file:
+            file.writelines(f"{key}: [ {', '.join(map(str, values))} ]\n" for key, values in network.items())
+        sizes = [*network["npus_count"], *map(len, groups.values())]
+        found["system.json"] = _system(catalogue.get(timed.gpu), network["topology"], sizes)
+    for name, content in found.items():
+        with writing_text(folder / name) as file:
+            file.write(json.dumps(content, indent=1) + "\n")
+
+
+def _graphs(planned: PlannedRun, numbers: Numbers) -> list[list[Node]]:
+    """Return the nodes of all ranks, as the task streams draw them."""
+    launches, ranks = planned.priced.launches, []
+    costs = None if launches is None else LaunchCosts(launches.call_seconds, launches.run_ahead)
+    for rank in range(planned.plan.world):
+        stream = planned.plan.tasks(rank)
+        if planned.system.conditions.heterogeneous:
+            stream = planned.heterogeneity.stream(rank, stream)
+        ranks.append(RankNodes(rank, numbers, costs))
+        ranks[-1].draw(stream)
+    return with_received_sizes(ranks)
+
+
+def _network(topology: Topology, world: int) -> dict[str, list[Any]]:
+    """Return the dimensions of a topology; one that has none is a switch in each node, and one between nodes."""
+    dimensions = topology.dimensions if topology.regularity.by_dimension else None
+    if dimensions:
+        rows = [(_BLOCKS[one.block], one.size, one.bandwidth, one.latency) for one in dimensions if one.size > 1]
+    else:
+        rows = list(_levels(topology, world))
+    blocks, sizes, bandwidths, latencies = (list(column) for column in zip(*rows, strict=True))
+    assert set(blocks) <= set(BLOCKS)
+    return {
+        "topology": blocks,
+        "npus_count": sizes,
+        "bandwidth": [bandwidth / 2**30 for bandwidth in bandwidths],
+        "latency": [latency * 1e9 for latency in latencies],
+    }
+
+
+def _levels(topology: Topology, world: int) -> Iterator[tuple[str, int, float, float]]:
+    """Yield a switch for the ranks that are as near as the second one is, and one between such groups."""
+    near = topology.latency_and_bandwidth(0, 1)
+    inner = next((rank for rank in range(1, world) if topology.latency_and_bandwidth(0, rank) != near), world)
+    if world % inner or inner < 2:
+        inner = world
+    for size, (latency, bandwidth) in ((inner, near), (world // inner, topology.latency_and_bandwidth(0, world - 1))):
+        if size > 1:
+            yield "Switch", size, bandwidth, latency / 2  # a way through a switch has two links
+
+
+def _system(gpu: Gpu | None, blocks: list[str], sizes: Iterable[int]) -> dict[str, Any]:
+    """Return a system; halving and doubling is for powers of two, so that without it a switch sends to all at once."""
+    halving = "direct" if any(size & (size - 1) for size in sizes) else "halvingDoubling"
+    algorithms = [{"Ring": "ring", "FullyConnected": "direct"}.get(block, halving) for block in blocks]
+    kinds = ("all-reduce", "all-gather", "reduce-scatter")
+    return {
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": 10,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": 4,
+        **{f"{kind}-implementation": algorithms for kind in kinds},
+        "all-to-all-implementation": ["direct" for _ in blocks],
+        "collective-optimization": "localBWAware",
+        "local-mem-bw": 1000 if gpu is None else gpu.bandwidth / 1e9,
+        "peak-perf": 100 if gpu is None else gpu.rate("bfloat16") / 1e12,
+        "roofline-enabled": 0,
+    }
+
+
+def _memory(topology: Topology) -> dict[str, Any]:
+    """Return the host's memory, where a GPU has a way to it."""
+    host = topology.host_of(0)
+    if host is None:
+        return {"memory-type": "NO_MEMORY_EXPANSION"}
+    latency, bandwidth = topology.latency_and_bandwidth(host, 0)
+    speeds = {"remote-mem-latency": round(latency * 1e9), "remote-mem-bw": max(1, round(bandwidth / 1e9))}
+    return {"memory-type": "PER_NPU_MEMORY_EXPANSION", **speeds}
