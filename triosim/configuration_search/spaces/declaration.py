@@ -157,10 +157,10 @@ def _checked(name: str, value: Any, where: str) -> Value:
     if option.kind == "whole" and multiple(value):
         return str(value)
     parsed = option.parse(value, where)
-    if not isinstance(parsed, (str, int, float, bool)):
-        raise OptionError(f"'{value}' is not a single value", where=where, fix="give a word or a number")
     if isinstance(parsed, str) and name in _NAMED:
         _check_name(name, parsed, where)
+    if not isinstance(parsed, (str, int, float, bool)):
+        raise OptionError(f"'{value}' is not a single value", where=where, fix="give a word or a number")
     return parsed
 
 
