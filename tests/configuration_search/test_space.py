@@ -158,6 +158,8 @@ def test_a_space_comes_from_a_file(tmp_path: Path) -> None:
         ("vary:\n  tp: [none]", "'none' is not a whole number"),
         ("vary: {tp: [1]}\nrules: []", "space.yaml:2: rules: there is no key 'rules'"),
         ("vary: {tp: []}", "has no values"),
+        ("vary: {}", "space.yaml: declares no space"),
+        ("vary: {tp: [1]}\nwithout_rules: [nod]", "space.yaml:2: without_rules: there is no rule 'nod' to leave out"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_line(text: str, said: str, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class ConfigFile:
 
 def read_config(path: str) -> ConfigFile:
     """Return what a file says. Raises ``OptionError`` that names the file, the line and the key of what is wrong."""
-    content, lines = _content(path)
+    content, lines = content_of(path)
     if not isinstance(content, dict):
         raise OptionError(
             "is not a mapping of options to values", where=path, fix="write lines such as 'parallel: ddp'"
@@ -52,7 +52,7 @@ def read_config(path: str) -> ConfigFile:
         content, lines = _config_of_result(content, path), {}
 
     def where(*keys: str) -> str:
-        return _place(path, lines, keys)
+        return place_of(path, lines, keys)
 
     folder = Path(path).resolve().parent
     options = {}
@@ -80,16 +80,16 @@ def at_line(error: OptionError, path: str, given: Collection[str]) -> OptionErro
     keys = ("options", flag.removeprefix("--option ")) if flag.startswith("--option ") else names.get(flag)
     if keys is None or keys[1] in given:
         return error
-    content, lines = _content(path)
+    content, lines = content_of(path)
     if str(content.get("schema", "")).startswith("triosim-result/"):
         content, lines = _config_of_result(content, path), {}
     said = content.get(keys[0])
     if not isinstance(said, Mapping) or keys[1] not in said:
         return error
-    return OptionError(error.what, where=_place(path, lines, keys), fix=error.fix)
+    return OptionError(error.what, where=place_of(path, lines, keys), fix=error.fix)
 
 
-def _place(path: str, lines: Mapping[tuple[str | int, ...], int], keys: tuple[str, ...]) -> str:
+def place_of(path: str, lines: Mapping[tuple[str | int, ...], int], keys: tuple[str, ...]) -> str:
     """Return file, line and keys, for an error."""
     return ": ".join((f"{path}:{lines[keys]}" if keys in lines else path, *keys))
 
@@ -182,7 +182,7 @@ def _plain(value: Any) -> Any:
     return str(getattr(value, "name", value))  # a GPU
 
 
-def _content(path: str) -> tuple[Any, Mapping[tuple[str | int, ...], int]]:
+def content_of(path: str) -> tuple[Any, Mapping[tuple[str | int, ...], int]]:
     """Return what a file holds, and the lines of its keys where it is YAML."""
     try:
         if Path(path).stat().st_size > LARGEST_FILE:

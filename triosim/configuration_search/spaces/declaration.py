@@ -15,12 +15,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from triosim import gpus as catalogue
 from triosim import plugins, yaml_lines
 from triosim.config import COMMON, RunConfig, flags
+from triosim.config.file import content_of, place_of
 from triosim.config.run_config import option_named
 from triosim.configuration_search.point import Point, Value
 from triosim.configuration_search.spaces.cluster import cluster_of
@@ -100,15 +100,10 @@ def of_arguments(arguments: Mapping[str, Sequence[str]]) -> Declaration:
 
 def read_space(path: str) -> Declaration:
     """Return the space that a YAML file declares. Raises ``OptionError`` that names the file, the line and the key."""
-    try:
-        content, lines = yaml_lines.parse(Path(path).read_text(encoding="utf-8"), path)
-    except OSError as error:
-        raise OptionError(f"cannot be read: {error.strerror}", where=path) from None
-    except ValueError:
-        raise OptionError("is not text", where=path, fix="give a YAML file") from None
+    content, lines = content_of(path)
 
     def where(*keys: str) -> str:
-        return ": ".join((f"{path}:{lines[keys]}" if keys in lines else path, *keys))
+        return place_of(path, lines, keys)
 
     if not isinstance(content, dict) or not isinstance(content.get("vary"), dict) or not content["vary"]:
         raise OptionError("declares no space", where=path, fix="write 'vary:' and below it names with lists of values")
@@ -121,7 +116,7 @@ def read_space(path: str) -> Declaration:
     left_out = content.get("without_rules") or []
     if not isinstance(left_out, list):
         raise OptionError("is not a list", where=where("without_rules"), fix="write [node, layers]")
-    rules_without(map(str, left_out))
+    rules_without(map(str, left_out), where("without_rules"))
     return Declaration(axes, frozenset(map(str, left_out)))
 
 

@@ -142,14 +142,12 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def rules_without(names: Iterable[str]) -> tuple[Rule, ...]:
+def rules_without(names: Iterable[str], where: str = "--without-rule") -> tuple[Rule, ...]:
     """Return the rules but for some, by name. Raises ``OptionError`` for one that does not exist or is required."""
     optional = [rule.name for rule in RULES if not rule.required]
     for name in names:
         if name not in optional:
-            raise OptionError(
-                f"there is no rule '{name}' to leave out", where="--without-rule", fix=nearest(name, optional)
-            )
+            raise OptionError(f"there is no rule '{name}' to leave out", where=where, fix=nearest(name, optional))
     return tuple(rule for rule in RULES if rule.name not in {*names})
 
 
