@@ -19,7 +19,7 @@ from triosim.extrapolators.pipeline.pp import PipelineParallel
 
 def test_what_parts_declare_is_an_attribute_with_its_default() -> None:
     config = RunConfig.of(tp_style="megatron")
-    assert (config.tp_style, config.schedule, config.bucket_size) == ("megatron", "gpipe", 25 * 2**20)
+    assert (config.tp_style, config.schedule, config.bucket_size) == ("megatron", "1f1b", 25 * 2**20)
     assert config.is_given("tp_style")
     assert not config.is_given("schedule")
     with pytest.raises(dataclasses.FrozenInstanceError):
