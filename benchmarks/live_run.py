@@ -1,0 +1,105 @@
+"""The time and memory of live runs: how long a step of a distributed script takes to simulate while the script runs.
+
+Each case is ``triosim run`` of a script for few steps and for more; what a step takes after the first two is the difference.
+Given are wall-clock and processor seconds of all processes, for processors are shared, and the most memory that one process had.
+
+    python benchmarks/live_run.py [--only 8b] [--steps 10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "examples" / "train"
+FEW = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script on so many GPUs, of which ``processes`` run it where that is more than those that differ."""
+
+    what: str
+    script: str
+    arguments: str
+    world: int
+    processes: int = 2
+
+    @property
+    def ranks(self) -> str:
+        """The ranks that run the script."""
+        if self.processes == 2:
+            return "auto"
+        return ",".join(str(rank * (self.world // self.processes)) for rank in range(self.processes - 1))
+
+
+CASES = {
+    "8b": Case("Llama 8B, FSDP2", "fsdp2.py", "--model 8b --sequence 8192", 64),
+    "70b": Case(
+        "Llama 70B, FSDP2 and tensor parallel",
+        "tensor_parallel.py",
+        "--model 70b --tensor-parallel 8 --sequence-parallel --batch-size 4 --sequence 8192 --checkpoint",
+        128,
+    ),
+    **{
+        f"1024-{processes}": Case("tiny Llama, FSDP2", "fsdp2.py", "--model tiny --sequence 64", 1024, processes)
+        for processes in (2, 8, 64)
+    },
+}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of all processes, the most megabytes that one of them had, and the simulated seconds of a step."""
+
+    wall: float
+    processor: float
+    megabytes: float
+    step: float
+
+
+def run(case: Case, steps: int) -> Spent:
+    """Run a case for some steps; what it says is shown only when it fails."""
+    with tempfile.TemporaryDirectory(prefix="triosim-") as folder, tempfile.TemporaryFile() as said:
+        result = Path(folder) / "result.json"
+        system = ["--gpu", "H100", "--world", str(case.world), "--topology", f"dgx-h100(gpus={case.world})"]
+        ours = [*system, "--ranks", case.ranks, "--steps", str(steps), "-q", "-o", str(result)]
+        script = [str(SCRIPTS / case.script), *case.arguments.split(), "--steps", str(steps)]
+        began = time.perf_counter()
+        command = [sys.executable, "-W", "ignore", "-m", "triosim", "run", *ours, *script]
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if status:
+            said.seek(0)
+            raise SystemExit(said.read().decode(errors="replace"))
+        step = json.loads(result.read_text(encoding="utf-8"))["step_time_s"]
+    return Spent(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, step)  # kilobytes on Linux
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=CASES, help="this case alone")
+    parser.add_argument("--steps", type=int, default=10, help="of the longer run")
+    options = parser.parse_args()
+    load = " ".join(f"{one:.1f}" for one in os.getloadavg())
+    print(f"{os.cpu_count()} processors; load before: {load}\n")
+    print("| case | GPUs | processes | whole run s | processor s | a step s | processor s | peak MB | simulated step s |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for case in CASES.values() if options.only is None else [CASES[options.only]]:
+        few, more = run(case, FEW), run(case, options.steps)
+        each = [(getattr(more, kind) - getattr(few, kind)) / (options.steps - FEW) for kind in ("wall", "processor")]
+        figures = f"{more.wall:.1f} | {more.processor:.1f} | {each[0]:.2f} | {each[1]:.2f} | {more.megabytes:.0f}"
+        print(f"| {case.what} | {case.world} | {case.processes} | {figures} | {more.step:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
