@@ -1,7 +1,7 @@
 """The time and memory of live runs: how long a step of a distributed script takes to simulate while the script runs.
 
 Each case is ``triosim run`` of a script for few steps and for more; what a step takes after the first two is the difference.
-Given are wall-clock and processor seconds of all processes, for processors are shared, and the most memory that one process had.
+Given are wall-clock and processor seconds of all processes, for processors are shared, and the most memory of one of them.
 
     python benchmarks/live_run.py [--only 8b] [--steps 10]
 """
@@ -92,7 +92,9 @@ def main() -> None:
     options = parser.parse_args()
     load = " ".join(f"{one:.1f}" for one in os.getloadavg())
     print(f"{os.cpu_count()} processors; load before: {load}\n")
-    print("| case | GPUs | processes | whole run s | processor s | a step s | processor s | peak MB | simulated step s |")
+    print(
+        "| case | GPUs | processes | whole run s | processor s | a step s | processor s | peak MB | simulated step s |"
+    )
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for case in CASES.values() if options.only is None else [CASES[options.only]]:
         few, more = run(case, FEW), run(case, options.steps)

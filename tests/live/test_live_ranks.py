@@ -58,3 +58,42 @@ def test_ranks_wait_for_a_late_one_in_simulated_time(tmp_path: Path) -> None:
 def test_the_terminal_shows_the_ranks_that_are_asked_for(tmp_path: Path) -> None:
     done = run(tmp_path, STRAGGLER, "--world", "4", "-q", "--ranks", "all", "--print-ranks", "2")
     assert re.findall(r"rank (\d) step (\d)", done.stdout) == [("2", str(step)) for step in range(4)]
+
+
+#: Every rank does the same; the first and the last one read the clock, at different places.
+ALIKE = (
+    SETUP
+    + """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).cuda())
+optimizer = torch.optim.SGD(model.parameters())
+began = time.perf_counter()
+for step in range(4):
+    model(torch.randn(64, 512, device="cuda")).sum().backward()
+    if rank == world - 1:
+        time.perf_counter()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == 0:
+        torch.cuda.synchronize()
+    else:
+        torch.cuda.synchronize()
+        print(f"step {step}: {time.perf_counter() - began:.6f}")
+"""
+)
+
+
+def test_folded_ranks_take_the_time_of_all(tmp_path: Path) -> None:
+    whole, folded = (run(tmp_path, ALIKE, "--world", "16", "-q", fold) for fold in ("--no-fold", "--fold"))
+    assert whole.returncode == 0, whole.stderr
+    assert len(whole.stdout.splitlines()) == 4
+    times = [[float(one) for one in re.findall(r": (\S+)$", done.stdout, re.MULTILINE)] for done in (whole, folded)]
+    assert times[0] == pytest.approx(times[1], rel=1e-5)
+
+
+def test_ranks_that_were_taken_for_equal_and_differ_are_named(tmp_path: Path) -> None:
+    done = run(tmp_path, STRAGGLER, "--world", "16", "-q")
+    assert done.returncode == 2
+    assert "ranks 0 and 15 were assumed to run the same and differ" in done.stderr
+    assert "1 s of the host at train.py:14 on rank 15; let each run for itself: --ranks 0,15" in done.stderr
+    alone = run(tmp_path, STRAGGLER, "--world", "16", "-q", "--ranks", "0,15")
+    assert alone.stdout.splitlines()[-1] == "rank 15 step 3: 1.00"

@@ -109,7 +109,9 @@ class RecordedStream:
         for position, task in enumerate(self._tasks):
             references = self._references.get(position)
             if references is not None:
-                again = {name: tuple([handles[one] for one in positions]) for name, positions in references.items()}
+                again: dict[str, Any] = {
+                    name: tuple([handles[one] for one in positions]) for name, positions in references.items()
+                }
                 task = replace(task, **again)
             answer = yield task
             if position in self._referenced:

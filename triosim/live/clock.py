@@ -21,6 +21,7 @@ from triosim.live.items import ElapsedTime, EventDone, ReadClock
 from triosim.live.task_feed import TaskFeed
 from triosim.tracer.device import cuda_api
 from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.recorder.recorder import script_line
 
 #: What reading a clock takes the host. It lets a loop end that waits for a time.
 READ_SECONDS = 100e-9
@@ -67,7 +68,7 @@ class SimulatedClock:
             _real_sleep(seconds)
             return
         self._take_reads()
-        self._feed.work(float(seconds))
+        self._feed.work(float(seconds), script_line())
 
     def _take_reads(self) -> None:
         """Let the host's time pass that reading the clock took."""

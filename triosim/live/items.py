@@ -37,9 +37,10 @@ class TimedEvent:
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """The host is busy, or sleeps."""
+    """The host is busy, or sleeps at a line of the script; reading the clock has no line."""
 
     seconds: float
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from triosim.engine import Engine
 from triosim.errors import OptionError
 from triosim.live.items import Said
 from triosim.live.job import LiveJob
-from triosim.live.live_streams import LiveGroups, LiveStreams, ScriptFailed
+from triosim.live.live_streams import LiveGroups, LiveStreams
 from triosim.live.live_system import LiveSystem
+from triosim.live.rank_hosts import ScriptFailed
 from triosim.live.running_rank import RunningRank
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
@@ -90,11 +91,15 @@ class LiveRun:
             rank: RunningRank(rank, process, connection, system.prices, self._groups.add, self._patience)
             for rank, (process, connection) in self._processes.items()
         }
-        streams = LiveStreams(running, like, self._groups, self._write)
-        engine = Engine(system.network.env, system.network, system.engine)
+        symmetry = system.symmetry
+        simulated = range(self.job.world) if symmetry is None else symmetry.representatives
+        homes = {rank: rank if symmetry is None else symmetry.representative(rank) for rank in running}
+        models = {rank: like[rank] for rank in simulated}
+        streams = LiveStreams(running, models, homes, self._groups, self._write)
+        engine = Engine(system.network.env, system.network, system.engine, symmetry=symmetry)
         status = 0
         try:
-            engine.run({rank: system.stream(rank, streams.tasks(rank)) for rank in range(self.job.world)})
+            engine.run({rank: system.stream(rank, streams.tasks(rank)) for rank in simulated})
         except ScriptFailed as failed:
             status = failed.status
             if self.job.world > 1:
@@ -149,7 +154,7 @@ def _steps(streams: LiveStreams) -> tuple[LiveStep, ...]:
     """Return the steps that ended on every running rank."""
     found: list[LiveStep] = []
     before = 0.0
-    for index, handles in enumerate(zip(*streams.steps.values(), strict=False)):
+    for index, handles in enumerate(zip(*streams.steps, strict=False)):
         ends = [one.finished for one in handles]
         if None in ends:
             break

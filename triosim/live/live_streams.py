@@ -6,38 +6,20 @@ run follows one that does: it runs the same commands, in groups of its own.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 from triosim.extrapolators.captured.command_tasks import TAGS_OF_A_FAMILY, collective_task, exchange_task, wait_task
 from triosim.extrapolators.captured.commands import CommandWait, GroupCollective, PointToPoint
-from triosim.live.items import (
-    Awaited,
-    Ended,
-    EventDone,
-    HostWork,
-    Posted,
-    Question,
-    ReadClock,
-    Said,
-    StepOver,
-    TimedEvent,
-)
+from triosim.live.items import Awaited, Ended, HostWork, Question, Said
+from triosim.live.rank_hosts import Guest, Mail, RankHost, answer_name
 from triosim.live.running_rank import Issued, RunningRank
-from triosim.tasks import Communicator, Handle, Host, Iteration, Poll, Record, Synchronize, Task, TaskStream
+from triosim.tasks import Communicator, Handle, Host, Record, Synchronize, Task, TaskStream
 
 #: A stream keeps the handles of so many commands, and then forgets those that are done.
 _KEPT_HANDLES = 4096
-
-
-class ScriptFailed(Exception):
-    """Raised in the simulation when the script ended with an error: the rank, and its exit status."""
-
-    @property
-    def status(self) -> int:
-        """The script's exit status."""
-        return int(self.args[1])
 
 
 class LiveGroups:
@@ -67,32 +49,50 @@ class LiveGroups:
 
 
 class LiveStreams:
-    """The task streams of all ranks. ``like`` is, for each rank, the running one that it follows.
+    """The task streams of the simulated ranks. ``like`` is, for each, the running one that it follows.
 
+    The questions of a running rank are answered in the stream of the simulated one that is its home.
     ``write`` gets what running ranks print, when the simulated time has come.
     """
 
     def __init__(
         self,
         running: Mapping[int, RunningRank],
-        like: Sequence[int],
+        like: Mapping[int, int],
+        homes: Mapping[int, int],
         groups: LiveGroups,
         write: Callable[[int, Said], None],
     ) -> None:
-        self.running = running
-        self.steps: dict[int, list[Handle]] = {rank: [] for rank in running}  # the end of each step
+        self._running = running
         self._like = like
         self._groups = groups
-        self._write = write
-        self._mail = _Mail()
-        self._queues = {rank: running[source].queue() for rank, source in enumerate(like)}
+        self._mail = Mail()
+        self._queues = {rank: running[source].queue() for rank, source in like.items()}
+        self._hosts = {
+            rank: RankHost(running[source], self._mail, write) for rank, source in like.items() if homes[source] == rank
+        }
+        self._guests: dict[int, list[Guest]] = {rank: [] for rank in like}
+        for rank, home in homes.items():
+            if like[home] != rank:
+                host = RankHost(running[rank], self._mail, write)
+                self._guests[home].append(Guest(running[rank], running[like[home]], host))
+
+    @property
+    def steps(self) -> list[list[Handle]]:
+        """The ends of the steps of each rank that runs and is simulated by itself."""
+        return [host.steps for host in self._hosts.values()]
 
     def tasks(self, rank: int) -> TaskStream:
         """Return the task stream of one rank. Raises ``ScriptFailed`` where its script does."""
-        source, queue = self.running[self._like[rank]], self._queues[rank]
-        host = _Host(source, self.steps[rank], self._mail, self._write) if rank == source.rank else None
+        source, queue = self._running[self._like[rank]], self._queues[rank]
+        host = self._hosts.get(rank)
         handles: dict[int, Handle] = {}
+        timed: dict[int, Handle] = {} if host is None else host.timed
+        position = 0
         for issued in _issued(source, queue):
+            for guest in self._guests[rank]:
+                yield from guest.come_to(position, timed)
+            position = issued.position
             if issued.number < 0:
                 yield from self._followed(source, issued) if host is None else host.act(issued)
                 continue
@@ -102,10 +102,12 @@ class LiveStreams:
             answer = yield task
             if isinstance(answer, Handle):
                 handles[issued.number] = answer
-                if host is not None and isinstance(task, Record):
-                    host.timed[issued.number] = answer
+                if isinstance(task, Record):
+                    timed[issued.position] = answer
             if len(handles) > _KEPT_HANDLES:
                 handles = {number: one for number, one in handles.items() if not one.done}
+        for guest in self._guests[rank]:
+            yield from guest.come_to(math.inf, timed)
 
     def _followed(self, source: RunningRank, issued: Issued) -> TaskStream:
         """Do on the host of a rank that follows another what concerns it too.
@@ -118,7 +120,7 @@ class LiveStreams:
         elif isinstance(action, Awaited):
             yield Synchronize((self._mail.message(action.message),))
         elif isinstance(action, Question):
-            yield Synchronize((self._mail.message(_answer(source, issued)),))
+            yield Synchronize((self._mail.message(answer_name(source, issued)),))
 
     def _task(self, rank: int, command: Any, handles: Mapping[int, Handle]) -> Task | None:
         """Return a command as a task; None for a wait for what is over."""
@@ -144,74 +146,3 @@ def _issued(source: RunningRank, queue: deque[Issued]) -> Generator[Issued, None
         yield issued
         if isinstance(issued.what, Ended):
             return
-
-
-def _answer(source: RunningRank, issued: Issued) -> str:
-    """Return the name of the message that a running rank has got the answer to its question."""
-    return f"answer {-issued.number} to rank {source.rank}"
-
-
-class _Mail:
-    """The messages between running ranks, by name, as handles that are done once the message is sent."""
-
-    def __init__(self) -> None:
-        self._handles: dict[str, Handle] = {}
-
-    def message(self, name: str) -> Handle:
-        """Return the handle of a message."""
-        return self._handles.setdefault(name, Handle(-1, Poll()))
-
-    def post(self, name: str) -> None:
-        """Send a message: hosts that wait for it go on."""
-        handle = self.message(name)
-        handle.dependents = None
-        for callback in handle.callbacks:
-            callback(handle)
-
-
-class _Host:
-    """The host of a running rank: its actions other than launches, and the answers to its questions."""
-
-    def __init__(
-        self, source: RunningRank, steps: list[Handle], mail: _Mail, write: Callable[[int, Said], None]
-    ) -> None:
-        self._source = source
-        self._steps = steps
-        self._mail = mail
-        self._write = write
-        self.timed: dict[int, Handle] = {}  # by command
-
-    def act(self, issued: Issued) -> TaskStream:
-        """Do what the host does, when the host's time has come."""
-        action = issued.what
-        if isinstance(action, HostWork):
-            yield Host(action.seconds)
-        elif isinstance(action, StepOver):
-            self._steps.append((yield Iteration()))
-        elif isinstance(action, TimedEvent):
-            yield Poll()  # its time is not before the host records it
-        elif isinstance(action, Awaited):
-            yield Synchronize((self._mail.message(action.message),))
-        else:
-            now = (yield Poll()).now
-            if isinstance(action, Question):
-                self._source.answer(self._answer_to(action, now))
-                self._mail.post(_answer(self._source, issued))
-            elif isinstance(action, Said):
-                self._write(self._source.rank, action)
-            elif isinstance(action, Posted):
-                self._mail.post(action.message)
-            elif isinstance(action, Ended) and action.status:
-                raise ScriptFailed(self._source.rank, action.status)
-
-    def _answer_to(self, asked: Question, now: float) -> float | bool | None:
-        if isinstance(asked, ReadClock):
-            return now
-        if isinstance(asked, EventDone):
-            return self._time_of(asked.number) is not None
-        first, second = self._time_of(asked.first), self._time_of(asked.second)
-        return None if first is None or second is None else second - first
-
-    def _time_of(self, event: int) -> float | None:
-        """Return when a timed event was done; None where it is not yet."""
-        return self.timed[self._source.timed[event]].finished

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from triosim import plugins
 from triosim.compute.compute_model import ComputeModel
 from triosim.compute.learned import model_files
 from triosim.compute.pricing.prediction import with_predicted_times
+from triosim.conditions import Conditions
 from triosim.conditions.contention import Contention, memory_bound
 from triosim.conditions.heterogeneity import Heterogeneity
 from triosim.config import RunConfig, parsed
 from triosim.engine import EngineOptions
+from triosim.errors import AsymmetryError
+from triosim.extrapolators.captured.captured_plan import CapturedPlan
+from triosim.extrapolators.core.symmetry import Symmetry
+from triosim.folding.dry_run import dry_run
+from triosim.folding.folded_run import should_fold
 from triosim.gpus import Gpu
+from triosim.live.live_network import LiveNetwork
 from triosim.networks.base import Network
 from triosim.pipeline.launches import with_launches
 from triosim.pipeline.reading import Subject
-from triosim.pipeline.system import System, network_factory, system_of
+from triosim.pipeline.system import NetworkFactory, System, network_factory, system_of
 from triosim.tasks import TaskStream
 from triosim.trace import Operator, Trace
 from triosim.trace.task_streams import TaskStreams
@@ -25,13 +33,17 @@ from triosim.trace.task_streams import TaskStreams
 
 @dataclass(frozen=True, slots=True)
 class LiveSystem:
-    """The system of a live run: its network, the engine's options, and what operators take on its GPUs."""
+    """The system of a live run: its network, the engine's options, and what operators take on its GPUs.
+
+    With a ``symmetry`` the network is folded, and the representatives alone are simulated.
+    """
 
     system: System
     network: Network
     engine: EngineOptions
     heterogeneity: Heterogeneity
     prices: Prices
+    symmetry: Symmetry | None = None
 
     def stream(self, rank: int, stream: TaskStream) -> TaskStream:
         """Return a rank's task stream with the times of its own GPU."""
@@ -80,7 +92,27 @@ def live_system(gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | 
     )
     prices = Prices(gpu, model, launched.trace.operators[0].host_seconds, config.models)
     heterogeneity = Heterogeneity(system.conditions, subject.trace, model)
-    return LiveSystem(system, network_factory(system, config)(), options, heterogeneity, prices)
+    new_network = network_factory(system, config)
+    symmetry, network = None, None
+    if streams is not None and should_fold(config.fold, world) and _all_is_equal(system.conditions):
+        symmetry, network = _folded(streams, new_network)
+    return LiveSystem(system, network or new_network(), options, heterogeneity, prices, symmetry)
+
+
+def _all_is_equal(conditions: Conditions) -> bool:
+    return conditions == Conditions(interference=conditions.interference)
+
+
+def _folded(streams: TaskStreams, new_network: NetworkFactory) -> tuple[Symmetry | None, LiveNetwork | None]:
+    """Return the symmetry of a step's ranks, and the network of its representatives; None where every rank is simulated."""
+    plan = CapturedPlan(streams)
+    if plan.symmetry is None:
+        return None, None
+    for symmetry in (plan.symmetry, *plan.symmetry.without_one_axis()):
+        sent = dry_run({rank: plan.tasks(rank) for rank in symmetry.representatives})
+        with suppress(AsymmetryError):
+            return symmetry, LiveNetwork(new_network, symmetry, sent.patterns)
+    return None, None
 
 
 def _one_operator(gpu: Gpu) -> Trace:

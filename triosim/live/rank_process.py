@@ -106,7 +106,7 @@ def _loader(feed: TaskFeed, seconds: float) -> Patch:
     def __next__(self: Any) -> Any:  # noqa: N807
         batch = original(self)
         if seconds:
-            feed.work(seconds)
+            feed.work(seconds, script_line())
         return batch
 
     return Patch(dataloader._BaseDataLoaderIter, "__next__", __next__)

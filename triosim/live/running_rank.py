@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -13,7 +13,7 @@ from typing import Any
 
 from triosim.errors import SimulationError
 from triosim.extrapolators.captured.commands import Command, CommandWriter
-from triosim.live.items import At, Communicated, Groups, HostAction, NewOperator, StepOver, TimedEvent
+from triosim.live.items import At, Communicated, Groups, HostAction, HostWork, NewOperator, StepOver, TimedEvent
 from triosim.trace import Mark, Operator, Trace
 
 #: How long a process that hangs has to say where.
@@ -25,18 +25,22 @@ Pricer = Callable[[Sequence[Operator], Sequence[Operator]], list[Operator]]
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A command of a rank, by its number, or an action of its host, by a negative one."""
+    """A command of a rank, by its number, or an action of its host, by a negative one.
+
+    ``position`` is how many operators and marks the script had issued by then.
+    """
 
     number: int
     what: Command | HostAction
+    position: int
 
 
 @dataclass(slots=True, eq=False)
 class RunningRank:
     """A rank whose script runs in a process.
 
-    Each simulated rank that follows it has a queue of what the script has issued and the simulation has not; ``lines`` are the
-    script's lines of its collectives, by group and order, ``line`` is that of its last communication.
+    Each simulated rank that follows it has a queue of what the script has issued and the simulation has not. ``trails`` are its
+    operators and marks for those that compare them with another rank's. ``timed`` is the position of each timed event.
     """
 
     rank: int
@@ -45,18 +49,25 @@ class RunningRank:
     pricer: Pricer
     on_groups: Callable[[dict[str, tuple[tuple[int, ...], ...]]], None]
     patience: float
-    has_ended: bool = False
     operators: list[Operator] = field(default_factory=list)
     writer: CommandWriter = field(default_factory=CommandWriter)
     queues: list[deque[Issued]] = field(default_factory=list)
+    trails: list[deque[Hashable]] = field(default_factory=list)
+    position: int = 0
     actions: int = 0
     step_starts: deque[int] = field(default_factory=lambda: deque([0], maxlen=3))
-    timed: dict[int, int] = field(default_factory=dict)  # the command of each timed event
+    timed: dict[int, int] = field(default_factory=dict)
+    _places: list[int] = field(default_factory=list)  # the positions of the commands that are written and not taken
 
     def queue(self) -> deque[Issued]:
         """Return a new queue of what the script issues from now on."""
         self.queues.append(deque())
         return self.queues[-1]
+
+    def trail(self) -> deque[Hashable]:
+        """Return a new trail of the operators and marks from now on."""
+        self.trails.append(deque())
+        return self.trails[-1]
 
     def pull(self) -> None:
         """Wait for what the script does next. Raises ``SimulationError`` where its process died, or does nothing."""
@@ -106,7 +117,10 @@ class RunningRank:
         resolved = [self._operator(item) if isinstance(item, Communicated) else item for item in items]
         writer.expect_batches(one for one in resolved if isinstance(one, Operator))
         for item in resolved:
-            if type(item) is int:
+            if isinstance(item, (int, Operator, Mark, TimedEvent)):
+                self.position += 1
+                self._leave_trail(item)
+            if isinstance(item, int):
                 writer.operator(operators[item])
             elif isinstance(item, Operator):
                 writer.operator(item)
@@ -114,25 +128,52 @@ class RunningRank:
                 writer.mark(item)
             elif isinstance(item, Groups):
                 self.on_groups(item.groups)
-                alone = {name for name, groups in item.groups.items() if _is_alone(self.rank, groups)}
-                writer.alone = alone
+                writer.alone = {name for name, groups in item.groups.items() if _is_alone(self.rank, groups)}
             elif not isinstance(item, NewOperator):
+                if isinstance(item, HostWork) and item.line:
+                    self._leave_trail(item)
                 yield from self._written()
-                self.actions += 1
-                if isinstance(item, TimedEvent):
-                    yield Issued(-self.actions, item)
-                    self.timed[item.number] = writer.timed_event(item.stream, item.number)
-                    continue
-                if isinstance(item, StepOver):
-                    self.step_starts.append(writer.taken)
-                    writer.forget(self.step_starts[0])
-                yield Issued(-self.actions, item)
+                yield self._acted(item)
+            self._places += [self.position] * (len(writer.commands) - len(self._places))
         yield from self._written()
+
+    def _acted(self, item: HostAction) -> Issued:
+        """Return what the host does, and take note of it."""
+        self.actions += 1
+        if isinstance(item, TimedEvent):
+            self.writer.timed_event(item.stream, item.number)
+            self.timed[item.number] = self.position
+        elif isinstance(item, StepOver):
+            self.step_starts.append(self.writer.taken)
+            self.writer.forget(self.step_starts[0])
+        return Issued(-self.actions, item, self.position)
 
     def _written(self) -> Iterable[Issued]:
         first = self.writer.taken
-        for number, command in enumerate(self.writer.take(), first):
-            yield Issued(number, command)
+        commands = self.writer.take()
+        places, self._places = self._places, []
+        places += [self.position] * (len(commands) - len(places))
+        for number, (command, place) in enumerate(zip(commands, places, strict=True), first):
+            yield Issued(number, command, place)
+
+    def _leave_trail(self, item: int | Operator | Mark | TimedEvent | HostWork) -> None:
+        """Note an operator or a mark for those that compare this rank with another."""
+        if not self.trails:
+            return
+        if isinstance(item, Mark):
+            key: Hashable = (item.kind, item.stream)
+        elif isinstance(item, TimedEvent):
+            key = ("record", item.stream)
+        elif isinstance(item, HostWork):
+            key = (f"{item.seconds:g} s of the host at {item.line}",)
+        elif isinstance(item, int):
+            key = (self.operators[item].name, item)
+        else:
+            asked = item.communication
+            assert asked is not None
+            key = (f"{asked.kind} of {asked.nbytes:g} bytes at {asked.line}", asked.group)
+        for trail in self.trails:
+            trail.append(key)
 
     def _operator(self, item: Communicated) -> Operator:
         return replace(self.operators[item.number], communication=item.communication)

@@ -78,6 +78,8 @@ def run_live(request: Request, config: RunConfig) -> tuple[int, Result | None]:
         LiveRun(job, sorted(set(like)), output, request.patience) as run,
     ):
         system = live_system(job.gpu, job.world, config, None if found is None else found.streams)
+        if found is not None and system.symmetry is not None:
+            like = found.streams.like
         outcome = run.simulate(like, system, request.step)
     return outcome.status, _result(outcome, config)
 

@@ -133,9 +133,9 @@ class TaskFeed:
         finally:
             self._timing = False
 
-    def work(self, seconds: float) -> None:
-        """Say that the host is busy, or sleeps."""
-        self.send(HostWork(seconds))
+    def work(self, seconds: float, line: str = "") -> None:
+        """Say that the host is busy, or sleeps at a line of the script."""
+        self.send(HostWork(seconds, line))
 
     def say(self, said: Said) -> None:
         """Send what the script printed."""
