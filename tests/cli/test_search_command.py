@@ -165,3 +165,13 @@ def test_what_is_wrong_is_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_trace_without_tokens_has_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(Path(__file__).parents[2] / "examples" / "traces" / "vgg11_a100_fake.json.gz")
+    assert run(["search", trace, "--gpus", "2", "--vary", "recompute=none,selective", "--jobs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "samples/s" in said
+    assert "tokens/s" not in said
+    assert " recompute=selective    refused" in said
+    assert "refused: recompute: 'selective' finds nothing to recompute" in " ".join(said.split())

@@ -28,7 +28,7 @@ class Neighbour:
     """A point one step away from the best along an ``axis``, and by which share its step takes longer.
 
     With ``at_least`` it was not simulated, and its bound says so much. ``reason`` says why it cannot be run; there is no
-    ``change`` then, and where a ``rule`` forbids it, that is its name.
+    ``change`` then, and where a ``rule`` forbids it, that is its name; what no rule knows is ``refused``.
     """
 
     axis: str
@@ -37,6 +37,7 @@ class Neighbour:
     at_least: bool = False
     reason: str = ""
     rule: str = ""
+    refused: bool = False
 
 
 def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
@@ -58,7 +59,8 @@ def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
         elif outcome.state == "excluded" and outcome.at_bound is not None:
             yield Neighbour(axis, value, outcome.at_bound.step_time_s / seconds - 1.0, at_least=True)
         else:
-            yield Neighbour(axis, value, None, reason=reason_of(outcome, found.space.memory_margin))
+            reason = reason_of(outcome, found.space.memory_margin)
+            yield Neighbour(axis, value, None, reason=reason, refused=outcome.state == "refused")
 
 
 def reason_of(outcome: Outcome, margin: float) -> str:

@@ -58,7 +58,8 @@ def _facts(found: Searched) -> Iterator[tuple[str, str]]:
 
 def _best_table(found: Searched) -> RenderableType:
     """Return the best points: a line of figures, and below it the point's settings and what holds it back."""
-    columns = ("", "step", "tokens/s", "MFU", "GiB", "bubble", "exp.", *_named(found))
+    has_tokens = all(one.figures is None or one.figures.tokens_per_s for one in found.ranked)
+    columns = ("", "step", "tokens/s" if has_tokens else "samples/s", "MFU", "GiB", "bubble", "exp.", *_named(found))
     rows = [_row(found, number, one) for number, one in enumerate(found.ranked[:SHOWN], 1)]
     title, header, *lines = plain_text(table("The best", *columns, rows=rows), width=80).splitlines()
     shown: list[RenderableType] = [Text(title, style="bold"), Text(header, style="dim")]
@@ -96,14 +97,14 @@ def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
 
 
 def _neighbour_table(found: Searched) -> RenderableType:
-    """Return what it costs to change an option of the best; what a rule forbids is left out."""
+    """Return what it costs to change an option of the best, without what a rule forbids; notes say why one is refused."""
     rows = [(f"{one.axis}={one.value}", _change(one)) for one in neighbours_of_best(found) if not one.rule]
     return Group(Text(), Text("One step from the best", style="bold"), table("", "changed", "step time", rows=rows))
 
 
 def _change(one: Neighbour) -> str:
     if one.change is None:
-        return one.reason
+        return "refused" if one.refused else one.reason
     return f"at least {one.change:+.1%}" if one.at_least else f"{one.change:+.1%}"
 
 
