@@ -40,6 +40,8 @@ from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of
 from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.steps import StepCounter, StepObservations, class_name, module_calls, optimizer_steps, unwrapped
+from triosim.tracer.surroundings import saved_tensors
+from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 
 class FakeDevice:
@@ -48,6 +50,7 @@ class FakeDevice:
     With a ``world``, this process is one ``rank`` of it (``triosim.tracer.distributed.fake_world``), and ``groups`` are the
     process groups that the script has made. Ranks that are captured at the same time exchange through ``messages`` what they
     need to know of each other. With ``limited`` memory is that of PyTorch's caching allocator on the GPU, and can run out.
+    What the script writes goes into the overlay ``files``; without one, ``torch.save`` writes nothing.
 
     It is also an observer for ``triosim.tracer.script_runner.run_script``: each step that it is told of becomes a trace in
     ``traces``. No other capture can run at the same time.
@@ -62,6 +65,7 @@ class FakeDevice:
         rank: int = 0,
         messages: RankMessages | None = None,
         limited: bool = False,
+        files: FileOverlay | None = None,
     ) -> None:
         if world is not None and not 0 <= rank < world:
             raise OptionError(f"there is no rank {rank} in a world of {world}", fix=f"give 0 to {world - 1}")
@@ -72,6 +76,7 @@ class FakeDevice:
         self.groups: ProcessGroups | None = None
         self._messages = messages
         self._limited = limited
+        self._files = files
         self.traces: list[Trace] = []
         self.recorder = Recorder()
         self._stack = ExitStack()
@@ -101,6 +106,9 @@ class FakeDevice:
         data_dependent_operators.install(patches, mode)
         undecomposed_operators.install(patches)
         script_patches.install(patches, recorder, fake_mode)
+        saved_tensors.install(patches, recorder, self._files)
+        if self._files is not None:
+            self._files.install(patches)
         recorder.install(patches)
         data_parallel.install(patches)
         local = self.rank % fake_world.LOCAL_RANKS

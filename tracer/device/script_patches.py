@@ -1,7 +1,6 @@
-"""Replaces what a training script calls besides operators, and what fake tensors cannot serve: compiling, loading, saving.
+"""Replaces what a training script calls besides operators, and what fake tensors cannot serve: compiling, loading, printing.
 
-A compiled model is captured uncompiled. Data loaders load in the script's own process. Nothing is saved, because fake tensors
-have no data.
+A compiled model is captured uncompiled. Data loaders load in the script's own process.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -25,6 +24,7 @@ from triosim.tracer.device import assumed_values, known_contents
 from triosim.tracer.eager import LEFT_OUT, compilation_patches
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder, on_device
+from triosim.tracer.surroundings import saved_tensors
 
 #: What flex attention compiles: it is one operator anyway.
 _FLEX_ATTENTION = ("flex_attention", "_flex_attention_hop_wrapper")
@@ -34,7 +34,9 @@ _torchvision: list[Any] = []
 def install(patches: Patches, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
     """Replace what needs a GPU, worker processes or data, until the patches are undone."""
     patches.make(_patches(recorder, fake_mode))
-    finder: Any = _BeforeImports(patches)
+    finder: Any = _AfterImports(
+        patches, {"transformers.utils.import_utils": _not_fake, "safetensors.torch": saved_tensors.safetensors_patches}
+    )
     sys.meta_path.insert(0, finder)
     patches.callback(partial(sys.meta_path.remove, finder))
     for module in (importlib.import_module("torch.optim.optimizer"), torch.utils._foreach_utils):
@@ -44,24 +46,20 @@ def install(patches: Patches, recorder: Recorder, fake_mode: FakeTensorMode) -> 
     patches.callback(lambda: torch.__future__.set_swap_module_params_on_conversion(swap))
 
 
-class _BeforeImports:
-    """An import hook that completes torchvision, and tells transformers that nothing is being compiled.
+class _AfterImports:
+    """An import hook that completes torchvision, and patches each of some modules as soon as it is imported."""
 
-    transformers takes fake tensors for a sign of compilation, and then materialises masks that it does not on a GPU.
-    """
-
-    _ASKS = "transformers.utils.import_utils"
-
-    def __init__(self, patches: Patches) -> None:
+    def __init__(self, patches: Patches, modules: Mapping[str, Callable[[ModuleType], list[Patch]]]) -> None:
         self._patches = patches
-        if self._ASKS in sys.modules:
-            self._answer(sys.modules[self._ASKS])
+        self._modules = modules
+        for name in modules.keys() & sys.modules.keys():
+            patches.make(modules[name](sys.modules[name]))
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of the one module that is patched after its import, otherwise nothing."""
+        """Return the spec of a module that is patched after its import, otherwise nothing."""
         if name == "torchvision":
             complete_torchvision()
-        found = PathFinder.find_spec(name, path) if name == self._ASKS else None
+        found = PathFinder.find_spec(name, path) if name in self._modules else None
         if found is None or found.loader is None:
             return None
         loader: Any = found.loader
@@ -69,13 +67,15 @@ class _BeforeImports:
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            self._answer(module)
+            self._patches.make(self._modules[name](module))
 
         loader.exec_module = exec_module
         return found
 
-    def _answer(self, module: ModuleType) -> None:
-        self._patches.make([Patch(module, "is_fake_tensor", lambda x: False, missing="leave")])
+
+def _not_fake(module: ModuleType) -> list[Patch]:
+    """Tell transformers that no tensor is fake: it takes them for a sign of compilation, and then materialises masks."""
+    return [Patch(module, "is_fake_tensor", lambda x: False, missing="leave")]
 
 
 def complete_torchvision() -> None:
@@ -114,7 +114,6 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(tensor, "__format__", _format)
     yield Patch(torch.UntypedStorage, "resize_", _resize(recorder))
     yield Patch(DataLoader, "__init__", _loader(recorder))
-    yield Patch(torch, "save", lambda *_, **__: recorder.note("torch.save writes nothing: fake tensors have no data"))
     yield from compilation_patches(
         lambda model: None if getattr(model, "__name__", "") in _FLEX_ATTENTION else recorder.note(LEFT_OUT)
     )

@@ -172,8 +172,10 @@ def _objects() -> Iterator[Patch]:
         if object_gather_list is not None:
             object_gather_list[:] = [obj] * len(object_gather_list)
 
-    def scatter_object_list(output: list[Any], given: list[Any] | None = None, *_: Any, **__: Any) -> None:
-        output[0] = given[0] if given else None
+    def scatter_object_list(
+        scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, *_: Any, **__: Any
+    ) -> None:
+        scatter_object_output_list[0] = scatter_object_input_list[0] if scatter_object_input_list else None
 
     for owner in (dist, distributed_c10d):
         yield Patch(owner, "all_gather_object", all_gather_object)

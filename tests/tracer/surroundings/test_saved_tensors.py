@@ -1,0 +1,102 @@
+"""What a script saves without a GPU is as small as its shapes, and loads again; real checkpoints load by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+
+from triosim.tracer.fake_device import FakeDevice  # noqa: E402
+from triosim.tracer.surroundings.file_overlay import FileOverlay  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning", "ignore::FutureWarning")
+WIDTH = 2000
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> FileOverlay:
+    return FileOverlay(tmp_path / "files")
+
+
+@pytest.fixture
+def device(overlay: FileOverlay) -> Iterator[FakeDevice]:
+    with FakeDevice("H100-SXM", files=overlay) as entered:
+        yield entered
+
+
+def trained(device: str = "cuda") -> tuple[nn.Module, Any]:
+    model = nn.Linear(WIDTH, WIDTH).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        model(torch.ones(2, WIDTH, device=device)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("place", [None, "cpu", "cuda", {"cuda:0": "cpu"}, lambda storage, place: storage.cuda()])
+def test_a_checkpoint_is_small_and_loads_again(
+    device: FakeDevice, overlay: FileOverlay, tmp_path: Path, place: Any
+) -> None:
+    """The weights alone have 16 MB."""
+    model, optimizer = trained()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}, tmp_path / "c.pt")
+    assert Path(overlay.folder, *tmp_path.parts[1:], "c.pt").stat().st_size < 100_000
+    found = torch.load(tmp_path / "c.pt", map_location=place)
+    assert found["epoch"] == 3
+    weight = found["model"]["weight"]
+    assert (weight.shape, weight.dtype) == ((WIDTH, WIDTH), torch.float32)
+    assert weight.is_cuda == (place in (None, "cuda") or callable(place))
+    assert [state["step"].item() for state in found["optimizer"]["state"].values()] == [3, 3]
+    model.load_state_dict(found["model"])
+    optimizer.load_state_dict(found["optimizer"])
+
+
+def test_what_is_known_is_saved_too(device: FakeDevice, tmp_path: Path) -> None:
+    torch.save([torch.arange(3, device="cuda"), torch.tensor(2.5)], tmp_path / "known.pt")
+    first, second = torch.load(tmp_path / "known.pt")
+    assert (first.tolist(), first.is_cuda, second.item()) == ([0, 1, 2], True, 2.5)
+
+
+@pytest.mark.parametrize("options", [{}, {"mmap": True}, {"map_location": "cuda"}, {"weights_only": False}])
+def test_a_real_checkpoint_loads_by_shape(tmp_path: Path, options: dict[str, Any]) -> None:
+    torch.save({"model": nn.Linear(WIDTH, WIDTH).state_dict(), "ids": torch.arange(5)}, tmp_path / "real.pt")
+    with FakeDevice("H100-SXM"):
+        found = torch.load(tmp_path / "real.pt", **options)
+        assert hasattr(found["model"]["weight"], "fake_device")
+        assert found["model"]["weight"].shape == (WIDTH, WIDTH)
+        assert found["ids"].tolist() == [0, 1, 2, 3, 4]
+        nn.Linear(WIDTH, WIDTH).cuda().load_state_dict(found["model"])
+
+
+def test_files_of_safetensors_are_written_and_read_by_shape(tmp_path: Path, overlay: FileOverlay) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    real = {"weight": torch.ones(WIDTH, WIDTH), "ids": torch.arange(3)}
+    safetensors.save_file(real, tmp_path / "real.safetensors")
+    with FakeDevice("H100-SXM", files=overlay):
+        found = safetensors.load_file(tmp_path / "real.safetensors", device="cuda")
+        assert (found["weight"].shape, found["ids"].tolist()) == ((WIDTH, WIDTH), [0, 1, 2])
+        safetensors.save_file(found, tmp_path / "ours.safetensors")
+        again = safetensors.load_file(tmp_path / "ours.safetensors", device="cuda")
+        assert (again["weight"].shape, again["weight"].is_cuda) == ((WIDTH, WIDTH), True)
+
+
+def test_a_distributed_checkpoint_is_written_and_read(tmp_path: Path, overlay: FileOverlay) -> None:
+    with FakeDevice("H100-SXM", world=4, files=overlay):
+        dist.init_process_group("nccl")
+        model = fully_shard(nn.Linear(WIDTH, WIDTH).cuda())
+        dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "dcp")
+        state = {"model": model.state_dict()}
+        dcp.load(state, checkpoint_id=tmp_path / "dcp")
+        model.load_state_dict(state["model"])
+        torch.save(model.state_dict(), tmp_path / "sharded.pt")
+        local = torch.load(tmp_path / "sharded.pt", weights_only=False)["weight"].to_local()
+        assert (local.shape, local.is_cuda) == ((WIDTH // 4, WIDTH), True)

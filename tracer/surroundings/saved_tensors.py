@@ -1,0 +1,197 @@
+"""Saves tensors of the fake device as their shapes, with what is known of their contents, and loads checkpoints by shape.
+
+``torch.save`` writes a file as always, in which a fake tensor is a call of ``rebuilt`` with its metadata. Loaded is a tensor of
+the same shape on the device that is asked for. Of a real checkpoint, which is mapped and not read, small tensors and whole
+numbers are real, others fake. ``torch.distributed.checkpoint`` saves by ``torch.save``, which also writes files of safetensors
+here.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import os
+import zipfile
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.checkpoint import default_planner
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+from torch.utils._pytree import tree_map_only
+
+from triosim.tracer.device import known_contents
+from triosim.tracer.device.dispatch_mode import MOST_MADE
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.pytorch_version import required
+from triosim.tracer.recorder.recorder import Recorder
+from triosim.tracer.surroundings.file_overlay import FileOverlay
+
+_SAVED = "_triosim_saved"
+#: The first bytes of what ``torch.save`` writes.
+_ZIP = b"PK"
+
+
+def install(patches: Patches, recorder: Recorder, files: FileOverlay | None) -> None:
+    """Save and load shapes, in an overlay, until the patches are undone. Without one, nothing is saved."""
+    copyreg.pickle(FakeTensor, _reduced)  # type: ignore[arg-type]
+    patches.callback(lambda: copyreg.dispatch_table.pop(FakeTensor, None))
+    patches.enter_context(torch.serialization.safe_globals([rebuilt]))
+    patches.make(_patches(recorder, files))
+
+
+def safetensors_patches(module: ModuleType) -> list[Patch]:
+    """Return patches of the module ``safetensors.torch``: it writes files of ``torch.save``, and reads its own by shape."""
+    load_file = module.load_file
+
+    def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
+        torch.save(tensors, filename)
+
+    def load(filename: Any, device: Any = "cpu") -> Any:
+        with open(filename, "rb") as file:
+            ours = file.read(len(_ZIP)) == _ZIP
+            if ours:
+                file.seek(0)
+                return torch.load(file, map_location=device)
+        with _disable_current_modes():
+            found = load_file(filename, device="cpu")
+        return tree_map_only(torch.Tensor, lambda one: _placed(one, torch.device(device)), found)
+
+    return [Patch(module, "save_file", save_file), Patch(module, "load_file", load)]
+
+
+def rebuilt(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    requires_grad: bool,
+    is_parameter: bool,
+    contents: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return a tensor that was saved: a fake one, or, while all dispatch modes are off, one on "meta" that says what it was."""
+    if _get_current_dispatch_mode() is not None:
+        return _made(shape, stride, dtype, torch.device(device), requires_grad, is_parameter, contents)
+    found = torch.empty((0,), device="meta")
+    setattr(found, _SAVED, (shape, stride, dtype, device, requires_grad, is_parameter, contents))
+    return found
+
+
+def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return how a fake tensor is pickled."""
+    known = known_contents.of(tensor.detach())
+    with torch._C._DisableTorchDispatch():
+        contents = None if known is None else known.clone()
+    parameter = isinstance(tensor, torch.nn.Parameter)
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    return rebuilt, (shape, stride, tensor.dtype, str(tensor.device), tensor.requires_grad, parameter, contents)
+
+
+def _made(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool,
+    is_parameter: bool,
+    contents: torch.Tensor | None,
+) -> torch.Tensor:
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    if contents is not None:
+        known_contents.write(made, contents)
+    else:
+        known_contents.forget(made)
+    return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+
+
+def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a loaded tensor on a device of the script's: fake where it is large."""
+    local = getattr(tensor, "_local_tensor", None)
+    if local is not None:  # a distributed tensor
+        tensor._local_tensor = _placed(local, device)  # type: ignore[attr-defined]
+        return tensor
+    saved = getattr(tensor, _SAVED, None)
+    if saved is not None:
+        shape, stride, dtype, _, *others = saved
+        return _made(shape, stride, dtype, device, *others)
+    if tensor.numel() <= MOST_MADE or not tensor.dtype.is_floating_point:
+        return tensor.to(device)
+    parameter = isinstance(tensor, torch.nn.Parameter)
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    return _made(shape, stride, tensor.dtype, device, tensor.requires_grad, parameter, None)
+
+
+def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
+    save, load = torch.save, torch.load
+
+    def save_shapes(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(f, (str, os.PathLike)):
+            save(obj, f, *args, **kwargs)
+            return
+        if files is None:
+            recorder.note("torch.save writes nothing: fake tensors have no data")
+            return
+        with open(f, "wb") as file:  # PyTorch would open it in C++
+            save(obj, file, *args, **kwargs)
+
+    def load_shapes(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        places: dict[int, str] = {}
+
+        def keep(storage: Any, place: str) -> Any:
+            places[storage._cdata] = place
+            return storage
+
+        if isinstance(f, (str, os.PathLike)):
+            f = f if files is None else files.to_read(f)
+            kwargs["mmap"] = zipfile.is_zipfile(f)
+        with _disable_current_modes():
+            try:
+                found = load(f, keep, *args, **kwargs)
+            except RuntimeError as error:
+                if "Callable map_location" not in str(error):  # as a file with distributed tensors does
+                    raise
+                if hasattr(f, "seek"):
+                    f.seek(0)
+                found = load(f, "cpu", *args, **kwargs)
+
+        def placed(tensor: torch.Tensor) -> torch.Tensor:
+            saved = getattr(tensor, _SAVED, None)
+            place = saved[3] if saved is not None else places.get(_storage(tensor), "cpu")
+            return _placed(tensor, _device(map_location, place))
+
+        return tree_map_only(torch.Tensor, placed, found)
+
+    # A distributed checkpoint has the shards of the ranks that run, which need not be all: each writes all that it holds.
+    yield Patch(default_planner, "dedup_save_plans", lambda plans, *_, **__: plans, "leave")
+    lists = "list" in str(required(default_planner, "_validate_global_plan").__annotations__["return"])  # what is wrong
+    yield Patch(default_planner, "_validate_global_plan", lambda *_: [] if lists else True)
+    yield Patch(torch, "save", save_shapes)
+    yield Patch(torch, "load", load_shapes)
+    yield Patch(torch.serialization, "save", save_shapes)
+    yield Patch(torch.serialization, "load", load_shapes)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return -1 if hasattr(tensor, "_local_tensor") else tensor.untyped_storage()._cdata
+
+
+def _device(map_location: Any, place: str) -> torch.device:
+    """Return where a tensor that was saved in a place is loaded (``torch.load``)."""
+    if map_location is None:
+        return torch.device(place)
+    if isinstance(map_location, dict):
+        return torch.device(map_location.get(place, place))
+    if callable(map_location):
+        return _device_of_call(map_location, place)
+    return torch.device(map_location)
+
+
+def _device_of_call(map_location: Any, place: str) -> torch.device:
+    """Return where a function puts a storage; one that moves it to a GPU, which is not there, fails."""
+    with _disable_current_modes():
+        try:
+            found = map_location(torch.UntypedStorage(0), place)
+        except (RuntimeError, AssertionError):
+            return torch.device("cuda")
+    return torch.device(place) if found is None else found.device  # type: ignore[no-any-return]
