@@ -70,6 +70,7 @@ def communication(check: Checks, row: Any, key_path: str) -> Communication:
         _integer(check, row, "work", key_path),
         _integer(check, row, "batch", key_path),
         _shares(check, row.get("shares"), nbytes, key_path),
+        check.text(row.get("line", ""), f"{key_path}.line"),
     )
 
 
