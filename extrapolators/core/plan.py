@@ -10,6 +10,7 @@ from itertools import chain, product, takewhile
 from triosim import gpus as catalogue
 from triosim.compute.compute_model import ComputeModel
 from triosim.config import Option, RunConfig, takes_text
+from triosim.config.stacks import STACKS
 from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.flags import EP_OVERLAP, GRADIENT_DTYPE
@@ -313,6 +314,7 @@ def _program(trace: Trace, batch_size: int, config: RunConfig, model: ComputeMod
         gradient_dtype=config.value_of(GRADIENT_DTYPE),
         training=config.training,
         gpu=trace.gpu,
+        stack=STACKS.get(trace.software.get("stack", "")),
         batch_size=batch_size,
         deduplicate=config.fold is not False,
     )

@@ -16,6 +16,7 @@ from triosim import gpus
 from triosim.compute.compute_model import ComputeModel
 from triosim.compute.models.roofline import STAND_IN
 from triosim.compute.pricing.repricing import reprice
+from triosim.config.stacks import Stack
 from triosim.errors import TraceError
 from triosim.extrapolators.core.mesh import ExpertReplicas, GroupAxes
 from triosim.extrapolators.core.schedule_table import ActionPhase, ScheduleTable
@@ -305,6 +306,7 @@ class Program:
       them together; ``sharded_axes`` are those over which the optimizer is sharded.
     - ``experts``: the storages of experts' parameters, which only the ranks at equal coordinates of ``expert_axis`` share.
     - ``kept_until``: the storages that recomputation keeps until a backward operator runs, by its id.
+    - ``stack`` is the software stack that the step was described for; None of a captured one.
     - ``batch_size`` is that of a micro-batch. Operators are priced for ``gpu`` by ``model``, repeated layers once if
       ``deduplicate`` is set. ``slowdown`` is by how many times longer an operator takes on a rank, where stages are balanced
       over unequal GPUs.
@@ -329,6 +331,7 @@ class Program:
     training: bool = True
     notes: tuple[str, ...] = ()
     gpu: str = ""
+    stack: Stack | None = None
     batch_size: int = 0
     deduplicate: bool = True
     slowdown: Callable[[int, Operator], float] | None = None

@@ -35,12 +35,12 @@ class UnequalLayersError(Exception):
 class LayerDeduplication:
     """A program whose repeated layers are transformed once. Without a ``repetition``, no layer is left out.
 
-    ``short`` is the program without most of the repeated layers, and without its optimizer. ``maps`` are the ids of each
-    repeated layer by those of the template.
+    ``short`` is the ``whole`` program without most of the repeated layers, and without its optimizer. ``maps`` are the ids of
+    each repeated layer by those of the template.
     """
 
     def __init__(self, program: Program, repetition: Sequence[RepeatedModule] = (), maps: Sequence[IdMap] = ()) -> None:
-        self._whole = program
+        self.whole = program
         self._repetition = repetition
         self._maps = maps
         self._layers = {operator.layer for operator in self._template.operators} if repetition else set()
@@ -89,7 +89,7 @@ class LayerDeduplication:
         """
         if self._repetition and not self._is_restorable(after):
             raise UnequalLayersError
-        fresh = count(max(operator.id for operator in self._whole.operators) + 1)
+        fresh = count(max(operator.id for operator in self.whole.operators) + 1)
         passes: dict[Pass, list[Block]] = {}
         for which in PASSES:  # the forward pass first: numbers count up
             blocks: Sequence[Block] = getattr(after.stages[0], which)
@@ -100,7 +100,7 @@ class LayerDeduplication:
                 renaming = self._renaming_to(index, fresh)
                 found += [renaming.block(block) for block in self._blocks(after, which, _FIRST - 1)]
             passes[which] = found + [self._numbered(block, fresh) for block in blocks[end:]]
-        whole = Stage(tuple(passes["forward"]), tuple(passes["backward"]), self._whole.stages[0].optimizer)
+        whole = Stage(tuple(passes["forward"]), tuple(passes["backward"]), self.whole.stages[0].optimizer)
         return replace(after, stages=(whole,))
 
     # ---- the short program ---------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class LayerDeduplication:
 
     def _shortened(self) -> Program:
         """Return the program without the middle of the repetition; the second last layer then follows the third one."""
-        (stage,) = self._whole.stages
+        (stage,) = self.whole.stages
         blocks = {which: list[Block](getattr(stage, which)) for which in PASSES}
         if self._repetition:
             last = self._repetition[-_LAST]
@@ -131,7 +131,7 @@ class LayerDeduplication:
                     found[index] = bridge.block(found[index])
                 first, final = self._ends(which, _FIRST, -_LAST - 1)
                 del found[first.start : final.stop]
-        return replace(self._whole, stages=(Stage(tuple(blocks["forward"]), tuple(blocks["backward"])),))
+        return replace(self.whole, stages=(Stage(tuple(blocks["forward"]), tuple(blocks["backward"])),))
 
     def _junction_map(self) -> IdMap:
         """Return, by ids of the third layer, the ids that the second last layer shares with the layer before it."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from triosim.extrapolators.core.hooks import with_hooks
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication
 from triosim.extrapolators.tensor import notes
+from triosim.extrapolators.tensor.added_operators import AddedOperators
+from triosim.extrapolators.tensor.dtensor_loss import with_step_of_loss
 from triosim.extrapolators.tensor.insertions import Insertions
 from triosim.extrapolators.tensor.layer_collectives import LayerCollectives
 from triosim.extrapolators.tensor.layer_gradients import LayerGradients
@@ -54,6 +57,7 @@ class LayerSharding:
         backward = [operator for operator in program.operators if operator.phase == "backward"]
         gradients = LayerGradients(self._flow, self._layers, backward, self._shardings)
         self._inserted = Insertions(max(self._flow.by_id) + 1, gradients.of_weights)
+        self._is_dtensor = program.stack is not None and program.stack.tensor_parallelism == "dtensor"
         self._collectives = LayerCollectives(self._flow, gradients, self._inserted, axis, by_sequence=by_sequence)
         self._region: SequenceRegion | None = None
         self._reduced_at_end: set[int] = set()  # storages of parameters whose gradients are reduced when the step ends
@@ -197,10 +201,19 @@ class LayerSharding:
         shapes: dict[int, Operator] = {}
         for operator, sharding in self._shardings_of_all():
             if sharding is not None:
-                shapes[operator.id] = local_operator(operator, sharding.placements, self._ranks)
+                shapes[operator.id] = self._local_operator(operator, sharding.placements)
             elif self._region is not None and not self._collectives.sums_unreduced_gradients(operator):
                 shapes[operator.id] = self._region.local_operator(operator)
         return self._before.reshaped(shapes, note=self._reason).rewritten(self._inserted.items).noted(*self._notes)
+
+    def _local_operator(self, operator: Operator, placements: Placements) -> Operator:
+        """Return an operator on a rank's shards, as the software stack computes it."""
+        local = local_operator(operator, placements, self._ranks)
+        return with_step_of_loss(local, placements, lambda: self._added.tensor_id()) if self._is_dtensor else local
+
+    @cached_property
+    def _added(self) -> AddedOperators:
+        return AddedOperators(self._repeats.whole)
 
     def with_optimizer(self, whole: Program, after: Program) -> Program:
         """Return a rank's program ``after`` with the optimizer of its shards; ``whole`` is the program before it was sharded.

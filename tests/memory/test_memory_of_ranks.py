@@ -347,3 +347,21 @@ def test_a_notebook_shows_what_the_fullest_rank_has() -> None:
     assert repr(found).endswith(
         f"{found.fullest.peak_bytes / 2**30:.1f} of {found.capacity / 2**30:.1f} GiB on rank 0)"
     )
+
+
+def test_pytorch_s_divided_loss_holds_one_tensor_of_the_logits_more_than_megatron_s() -> None:
+    """At the peak: the result, the labels' gradients and what they are multiplied to; and PyTorch's sum between them."""
+    words = 65536
+    model = GPT(layers=1, hidden=64, heads=8, vocab=words, sequence=LENGTH)
+    pytorch, megatron = (
+        triosim.rank_memory(
+            triosim.describe(
+                model, batch=BATCH, dtype="fp16", kernels="eager", optimizer="sgd", stack=stack, gpu="A100"
+            ),
+            "tp=4",
+            tp_style="megatron",
+        ).report(workspace=False)
+        for stack in ("eager", "megatron")
+    )
+    peaks = [int(report.usage.live.sum(axis=1).max()) for report in (pytorch, megatron)]
+    assert peaks[0] - peaks[1] == BATCH * LENGTH * words // 4 * 4

@@ -31,6 +31,7 @@ class Stack:
     products: "plain" multiplies in the step's dtype, "tf32" in TF32 what is in fp32. All others multiply linear layers in fewer
         bits, except the one that makes a Llama's logits: "fp8" by torchao, the rest by Transformer Engine, whose recipes
         ``triosim.models.operators.float8`` tells apart.
+    tensor_parallelism: whose it is: "dtensor" is PyTorch's, "megatron" Megatron-LM's.
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
     call_seconds: the same of a communication.
     run_ahead: how many operators the host is ahead of its GPU at most, and then it waits for communication that its GPU waits
@@ -44,6 +45,7 @@ class Stack:
     attention: AttentionKind
     optimizer: str
     products: ProductKind
+    tensor_parallelism: Literal["dtensor", "megatron"]
     launch_seconds: float
     call_seconds: float
     source: str
