@@ -7,7 +7,7 @@ for each other in a circle.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from triosim.chakra.graph import RankGraph
 from triosim.chakra.links import Place
@@ -41,21 +41,27 @@ class _Order:
         self._missing = [len(places) for places in links]
         self._ready: list[list[int]] = [[] for _ in graphs]
         self._busy = [False for _ in graphs]
-        self._ends: list[tuple[float, int, int, int]] = []
-        self._now, self._ended = 0.0, 0
+        self._ends: list[tuple[float, int, int]] = []
+        self._wave: list[Place] = []
+        self._now = 0.0
         self.orders: list[list[Node]] = [[] for _ in graphs]
 
     def run(self) -> None:
         for rank, waiting in enumerate(self._waiting):
-            for identity in sorted(identity for identity, number in waiting.items() if not number):
-                self._free(rank, identity)
-            self._compute(rank)
+            for identity, number in waiting.items():
+                if not number:
+                    self._free(rank, identity)
+        self._start_wave(range(len(self._graphs)))
         while self._ends:
-            self._now, _, rank, identity = heapq.heappop(self._ends)
-            if self._computes(rank, identity):
-                self._busy[rank] = False
-            self._finish(rank, identity)
-            self._compute(rank)
+            self._now = self._ends[0][0]
+            ended: set[int] = set()
+            while self._ends and self._ends[0][0] == self._now:
+                _, rank, identity = heapq.heappop(self._ends)
+                ended.add(rank)
+                if self._computes(rank, identity):
+                    self._busy[rank] = False
+                self._finish(rank, identity)
+            self._start_wave(ended)
         self._check()
 
     def _free(self, rank: int, identity: int) -> None:
@@ -64,22 +70,22 @@ class _Order:
         if link is not None:
             self._missing[link] -= 1
             if not self._missing[link]:
-                for place in self._links[link]:
-                    self._start(*place)
+                self._wave += self._links[link]
         elif self._computes(rank, identity):
             heapq.heappush(self._ready[rank], identity)
         else:
-            self._start(rank, identity)
+            self._wave.append((rank, identity))
 
-    def _compute(self, rank: int) -> None:
-        if self._ready[rank] and not self._busy[rank]:
-            self._busy[rank] = True
-            self._start(rank, heapq.heappop(self._ready[rank]))
-
-    def _start(self, rank: int, identity: int) -> None:
-        self.orders[rank].append(self._graphs[rank].nodes[identity])
-        self._ended += 1
-        heapq.heappush(self._ends, (self._now + self._seconds[rank].get(identity, 0.0), self._ended, rank, identity))
+    def _start_wave(self, ranks: Iterable[int]) -> None:
+        """Start what became ready at one moment by id, so that ranks with equal graphs have one order."""
+        for rank in ranks:
+            if self._ready[rank] and not self._busy[rank]:
+                self._busy[rank] = True
+                self._wave.append((rank, heapq.heappop(self._ready[rank])))
+        wave, self._wave = sorted(self._wave, key=lambda place: place[1]), []
+        for rank, identity in wave:
+            self.orders[rank].append(self._graphs[rank].nodes[identity])
+            heapq.heappush(self._ends, (self._now + self._seconds[rank].get(identity, 0.0), rank, identity))
 
     def _finish(self, rank: int, identity: int) -> None:
         waiting = self._waiting[rank]

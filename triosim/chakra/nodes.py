@@ -56,6 +56,8 @@ class Node(NamedTuple):
     @property
     def parents(self) -> tuple[int, ...]:
         """The nodes that it waits for; each once."""
+        if not self.ctrl_deps and len(self.data_deps) < 2:
+            return self.data_deps
         return tuple(dict.fromkeys(self.data_deps + self.ctrl_deps))
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from triosim.chakra.inputs.remote_memory_file import MemoryType, RemoteMemoryFil
 from triosim.chakra.inputs.system_file import Compute
 from triosim.chakra.issue_order import issue_order
 from triosim.chakra.links import Message, linked, message_of
-from triosim.chakra.nodes import CollectiveType, Node, NodeType
+from triosim.chakra.nodes import CollectiveType, Node, NodeType, Value
 from triosim.chakra.task_nodes import LAYER, NS, SHARES
 from triosim.errors import TraceError
 from triosim.tasks import COMPUTE_STREAM, HOST_STREAM
@@ -115,6 +115,7 @@ class _Writer:
     ) -> None:
         self._graphs, self._communicators, self._system, self._name = graphs, communicators, system, name
         self._tags: dict[tuple[int, int], int] = {}  # engine's tags, by a node's tag and bytes
+        self._collectives: dict[tuple[Value | None, ...], Communication] = {}  # of named groups
 
     def trace(self, operators: tuple[Operator, ...], marks: tuple[Mark, ...]) -> Trace:
         """Return the trace of a rank."""
@@ -170,6 +171,15 @@ class _Writer:
             )
         if node.type != NodeType.COMM_COLL:
             return None
+        name, found = node.attributes.get("pg_name"), node.attributes
+        if not name or SHARES in found:
+            return self._collective(graph, rank, node)
+        key = name, found.get("comm_type"), found.get("comm_size")
+        if key not in self._collectives:
+            self._collectives[key] = self._collective(graph, rank, node)
+        return self._collectives[key]
+
+    def _collective(self, graph: RankGraph, rank: int, node: Node) -> Communication:
         kind, (name, members) = _KINDS[graph.whole(node, "comm_type")], self._communicators.of(rank, node)
         barrier = node.attributes["comm_type"] == CollectiveType.BARRIER
         size = _BARRIER_BYTES if barrier else graph.whole(node, "comm_size")

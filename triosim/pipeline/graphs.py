@@ -18,9 +18,11 @@ from triosim.chakra.workload import read_workload
 from triosim.config import COMMON, RunConfig
 from triosim.config.option import CHAKRA
 from triosim.errors import OptionError
+from triosim.garbage_collector import without_collecting
 from triosim.trace.task_streams import TaskStreams
 
 
+@without_collecting()
 def graph_streams(prefix: Path, config: RunConfig) -> TaskStreams:
     """Return the graphs of a prefix as task streams. Raises ``TriosimError`` for what is wrong in a file."""
     dimensions = _dimensions(config)
