@@ -91,6 +91,15 @@ class LoweredSlot:
     actions: tuple[ScheduledAction, ...]
     begins_period: bool = False
 
+    def earlier(self, micro_batches: int) -> LoweredSlot:
+        """Return the slot for the micro-batches that are so many earlier."""
+        if not micro_batches:
+            return self
+        return LoweredSlot(
+            [replace(one, micro_batch=one.micro_batch - micro_batches) for one in self.receives],
+            tuple([replace(one, action=one.action.earlier(micro_batches)) for one in self.actions]),
+        )
+
 
 class Lowering:
     """A program on a mesh, ready to be run by any rank.

@@ -36,6 +36,10 @@ class Action:
     def __str__(self) -> str:
         return f"{self.stage}{LETTERS[self.phase]}{self.micro_batch}"
 
+    def earlier(self, micro_batches: int) -> Action:
+        """Return the action for the micro-batch that is so many earlier."""
+        return Action(self.stage, self.phase, self.micro_batch - micro_batches)
+
 
 _WHOLE: tuple[ActionPhase, ...] = ("forward", "backward")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from triosim.extrapolators.core.lowering import (
     HookedParameters,
     Instruction,
     InstructionList,
+    LoweredSlot,
     Lowering,
     RunOperators,
     ScheduledAction,
@@ -47,14 +48,22 @@ PERIOD_BEGINS = Record()
 class TrainingLoop:
     """The training loop of one rank, to be used once: ``tasks`` is all of it, the other methods are its parts.
 
-    With a ``tracker`` of memory, operators are reported to it instead of becoming tasks.
+    With a ``tracker`` of memory, operators are reported to it instead of becoming tasks. ``slots`` are those that the rank runs
+    in place of the schedule's.
     """
 
-    def __init__(self, lowering: Lowering, rank: int, tracker: MemoryTracker | None = None) -> None:
+    def __init__(
+        self,
+        lowering: Lowering,
+        rank: int,
+        tracker: MemoryTracker | None = None,
+        slots: Iterable[LoweredSlot] | None = None,
+    ) -> None:
         self._lowering = lowering
         self._mesh = lowering.mesh
         self._rank = rank
         self._pipeline_rank = lowering.pipeline_rank(rank)
+        self._slots = lowering.slots[self._pipeline_rank] if slots is None else slots
         self._hooks = [
             make(RankContext(lowering.mesh.group(axes, rank), rank, tracker or UNTRACKED))
             for axes, make in lowering.hooks[self._pipeline_rank]
@@ -80,7 +89,7 @@ class TrainingLoop:
         for hooks in self._hooks:
             yield from _all(hooks.step_begins())
         axis = self._lowering.program.stage_axis
-        for slot in self._lowering.slots[self._pipeline_rank]:
+        for slot in self._slots:
             if slot.begins_period:
                 yield PERIOD_BEGINS
             for posted in slot.receives:

@@ -7,7 +7,7 @@ periods is that of fewer micro-batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from triosim.errors import OptionError
 from triosim.extrapolators.core.schedule_table import ScheduleTable, Slot
@@ -75,4 +75,4 @@ def _region(row: Sequence[Slot], size: int, micro_batches: int) -> tuple[int, in
 
 
 def _later(slot: Slot, micro_batches: int) -> Slot:
-    return tuple(replace(action, micro_batch=action.micro_batch + micro_batches) for action in slot)
+    return tuple([action.earlier(-micro_batches) for action in slot])

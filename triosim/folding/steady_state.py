@@ -1,16 +1,17 @@
-"""The steady state of a step of many micro-batches: one period of it is simulated, and stands for those that are left out.
+"""The steady state of a step of many micro-batches: a period of it stands for those that are left out.
 
-A schedule repeats itself between its warm-up and its cool-down (:mod:`triosim.folding.schedule_period`). A run of
-the same schedule with fewer periods is watched: where two periods after each other take equally long, in which every rank
-computes at the same instants, every transfer arrives, starts and ends at the same instants, and every host is as far ahead of
-its GPU at the end as at the beginning, all periods between them and the cool-down would, because what happens next depends on
-nothing but what is under way. Then each figure grows with every period that was left out by what it grew by in one of the two.
-Where every second or every fourth period is equal, so many are taken for one. Where none are, every micro-batch is simulated.
+A schedule repeats itself between its warm-up and its cool-down (:mod:`triosim.folding.schedule_period`). The run is watched:
+where two periods after each other take equally long, in which every rank computes at the same instants, every transfer arrives,
+starts and ends at the same instants, and every host is as far ahead of its GPU at the end as at the beginning, all periods that
+follow would be the same up to the cool-down, because what happens next depends on nothing but what is under way. From then on
+ranks leave out the periods that no host has drawn yet, and each figure grows with every one by what it grew by in one of the
+two. Where only every so many periods are equal, so many are taken for one. Where none are, every micro-batch is simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,11 +21,11 @@ import simpy
 from triosim.engine import Engine, EngineOptions, Progress, Recording
 from triosim.engine.intervals import Interval, Intervals
 from triosim.engine.recording import RankRecord, TransferInterval, TransferIntervals, TransferKey
-from triosim.extrapolators.core.lowering import Lowering
+from triosim.extrapolators.core.lowering import LoweredSlot, Lowering
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.symmetry import Symmetry
-from triosim.extrapolators.core.training_loop import PERIOD_BEGINS
-from triosim.folding.schedule_period import period_of, shortened
+from triosim.extrapolators.core.training_loop import PERIOD_BEGINS, TrainingLoop
+from triosim.folding.schedule_period import SchedulePeriod, period_of, shortened
 from triosim.networks.base import Network
 from triosim.networks.extensions import ErrorEstimator, FigureReporter, LinkCounter
 from triosim.networks.topology import NodeRef
@@ -32,73 +33,90 @@ from triosim.tasks import Handle, TaskStream
 
 #: By what part of a period's time two periods may differ that count as equal.
 TOLERANCE = 1e-9
-#: Periods that are simulated at least, beside those in which ranks of a pipeline are ahead of each other.
-_LEAST = 6
-#: Which part of the periods may be simulated to find a steady state, at first and after that failed: more saves too little.
-_MOST_AT_FIRST, _MOST = 0.75, 0.5
+#: How many periods are compared at most: those of a steady state are equal every few of them.
+_MOST_COMPARED = 40
 
 
-class NoSteadyState(Exception):
-    """Raised where no two periods of a shortened run are equal.
+class PeriodsLeftOut:
+    """The periods of a schedule that the ranks of a run leave out: ``count`` of them from ``first`` on; none at first."""
 
-    Where some are, of which the number left out is no multiple, ``more`` periods are to be simulated.
-    """
+    def __init__(self, plan: ParallelPlan, period: SchedulePeriod) -> None:
+        self._plan, self._period = plan, period
+        self._drawn = 0  # the last period that some rank has begun to draw
+        self._first, self._count = period.count, 0
 
-    def __init__(self, more: int = 0) -> None:
-        super().__init__()
-        self.more = more
+    @classmethod
+    def most(cls, plan: ParallelPlan, period: SchedulePeriod) -> PeriodsLeftOut:
+        """Return as many periods as may be left out; what is run without them tells what ranks send."""
+        found = cls(plan, period)
+        for drawn in range(1, period.count):
+            found._drawn = drawn
+            if found.leave_out(1):
+                break
+        return found
+
+    def tasks(self, rank: int, *, marked: bool = False) -> TaskStream:
+        """Yield the tasks of a rank; the begins of its periods may be ``marked``."""
+        lowering = self._plan.lowerings[0][self._plan.variant(rank)]
+        slots = self._slots(lowering, lowering.pipeline_rank(rank), marked=marked)
+        yield from TrainingLoop(lowering, rank, slots=slots).tasks()
+
+    def leave_out(self, length: int) -> int:
+        """Leave out what no rank has drawn yet, each time ``length`` periods; return how often."""
+        first, period = self._drawn + 1, self._period
+        for times in range((period.count - 1 - first) // length, 0, -1):
+            count = times * length
+            if self._is_periodic(first, count) and shortened(self._plan.program.schedule, period, period.count - count):
+                self._first, self._count = first, count
+                return times
+        return 0
+
+    def _slots(self, lowering: Lowering, pipeline_rank: int, *, marked: bool) -> Iterator[LoweredSlot]:
+        """Yield the slots of a pipeline rank that are not left out, with micro-batches numbered as if there were no others."""
+        slots, period = lowering.slots[pipeline_rank], self._period
+        index = less = 0
+        while index < len(slots):
+            number, within = divmod(index - period.begins[pipeline_rank], period.slots[pipeline_rank])
+            begins = not within and 0 <= number < period.count
+            if begins and not less and number == self._first:
+                index += self._count * period.slots[pipeline_rank]
+                less = self._count * period.micro_batches
+                continue
+            if begins and not less:
+                self._drawn = max(self._drawn, number)
+            slot = slots[index].earlier(less)
+            yield replace(slot, begins_period=True) if begins and marked else slot
+            index += 1
+
+    def _is_periodic(self, first: int, count: int) -> bool:
+        """Whether ranks do and post the same around the first period that is left out as around the one after the last."""
+        less = count * self._period.micro_batches
+        for slots, begin, length in zip(
+            self._plan.lowerings[0][0].slots, self._period.begins, self._period.slots, strict=True
+        ):
+            since, until = begin + (first - 1) * length, begin + (first + 1) * length
+            later = slots[since + count * length : until + count * length]
+            if [slot.earlier(less) for slot in later] != slots[since:until]:
+                return False
+        return True
 
 
-@dataclass(frozen=True, slots=True)
-class ShortPlan:
-    """A plan with fewer micro-batches: ``left_out`` periods less. ``ahead`` is by how many a rank may be ahead of another."""
-
-    plan: ParallelPlan
-    left_out: int
-    ahead: int
-
-
-def short_plans(plan: ParallelPlan) -> Generator[ShortPlan, int, None]:
-    """Yield plans of more and more periods, up to half of the plan's; none for a schedule that does not repeat itself.
-
-    A number that is sent is by how many periods the next is to be longer.
-    """
-    period = period_of(plan.program.schedule)
-    if period is None or plan.task_writer is not None or len(plan.lowerings) > 1 or plan.lowerings[0][0].iterations > 1:
-        return
-    ahead = -(-len(period.begins) // period.micro_batches)
-    count, most = _leaving_out_pairs(_LEAST + ahead, period.count), _MOST_AT_FIRST
-    while count <= most * period.count:
-        table = shortened(plan.program.schedule, period, count)
-        if table is None:
-            return
-        lowerings = tuple(
-            Lowering(replace(one.program, schedule=table), one.mesh, copy_input=one.copy_input)
-            for one in plan.lowerings[0]
-        )
-        for lowering in lowerings:
-            for index in replace(period, count=count).marks(0):
-                lowering.slots[0][index].begins_period = True
-        more = yield ShortPlan(replace(plan, lowerings=(lowerings,)), period.count - count, ahead)
-        count = count + more if more else _leaving_out_pairs(count + count // 2, period.count)
-        most = _MOST
-
-
-def _leaving_out_pairs(count: int, periods: int) -> int:
-    """Return the least number of periods from ``count`` on that leaves an even number of them out."""
-    return count + (periods - count) % 2
+def watched_period(plan: ParallelPlan) -> SchedulePeriod | None:
+    """Return the period of a plan's schedule; None where it has none, or where ranks do not follow it once."""
+    if plan.task_writer is not None or len(plan.lowerings) > 1 or plan.lowerings[0][0].iterations > 1:
+        return None
+    return period_of(plan.program.schedule)
 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """What a run has counted when a period begins on the watched rank; ``drawn`` periods had been drawn by its host.
+    """What a run has counted when a period begins on the watched rank.
 
     ``launching`` is for how many seconds more each host launches what it has drawn. A host that is slower than its GPU uses up
     what it is ahead before any GPU waits for it.
     """
 
     time: float
-    drawn: int
     launching: tuple[float, ...]
     ranks: tuple[tuple[float, float, float], ...]  # seconds of computing, of being slowed, of waiting
     ended: tuple[int, ...]  # transfers of each rank
@@ -109,70 +127,86 @@ class _Snapshot:
 
 
 class WatchedEngine(Engine):
-    """An engine that runs a short plan and records the long one's run; its network is the ``RepeatedNetwork``.
+    """An engine that runs a plan whose schedule has a ``period``, and leaves out what repeats itself.
 
-    ``run`` raises ``NoSteadyState`` where no two periods are equal.
+    ``repeated`` is its network, which has carried what all periods send.
     """
 
     def __init__(
         self,
-        short: ShortPlan,
+        plan: ParallelPlan,
+        period: SchedulePeriod,
         network: Network,
         options: EngineOptions,
         progress: Progress | None,
         symmetry: Symmetry | None,
     ) -> None:
         super().__init__(network.env, network, options, progress=progress, symmetry=symmetry)
-        self.short = short
         self.repeated: Network = network
-        self._snapshots: list[_Snapshot] = []
-        self._drawn = 0
+        self._left_out = PeriodsLeftOut(plan, period)
+        self._snapshots: deque[_Snapshot] = deque(maxlen=_MOST_COMPARED)
+        self._repetition: _Repetition | None = None
+        self._watching = True
 
     def run(self, streams: Mapping[int, TaskStream]) -> Recording:
-        """Run the streams, and add the periods that they leave out."""
-        first = min(streams)
-        recording = super().run({**streams, first: self._watched(streams[first])})
-        found, most = self._snapshots, len(self._snapshots) - self.short.ahead
-        last = max((index for index, one in enumerate(found) if one.drawn <= most), default=0)
-        for length in range(1, (last - 1) // 2 + 1):
-            for index in range(last - 2 * length, 0, -1):
-                before, between, after = found[index : index + 2 * length + 1 : length]
-                if _equal(recording, before, between, after):
-                    times, more = divmod(self.short.left_out, length)
-                    if more:
-                        raise NoSteadyState(more)
-                    self.repeated = RepeatedNetwork(self.network, before, between, times)
-                    return _extended(recording, before, between, times)
-        raise NoSteadyState
+        """Run the plan's tasks of the ranks that have streams, and add the periods that they leave out."""
+        first, *others = sorted(streams)
+        left_out = self._left_out
+        watched = self._watched(left_out.tasks(first, marked=True))
+        recording = super().run({first: watched, **{rank: left_out.tasks(rank) for rank in others}})
+        found = self._repetition
+        if found is None:
+            return recording
+        self.repeated = RepeatedNetwork(self.network, found.before, found.after, found.times)
+        return _extended(recording, found)
 
     def _watched(self, stream: TaskStream) -> TaskStream:
         answer: Any = None
         with suppress(StopIteration):
             while True:
                 task = stream.send(answer)
-                begins = task is PERIOD_BEGINS
-                self._drawn += begins
                 answer = yield task
-                if begins and answer.done:
+                if task is PERIOD_BEGINS and answer.done:
                     self._observe(answer)
-                elif begins:
+                elif task is PERIOD_BEGINS:
                     answer.callbacks.append(self._observe)
 
     def _observe(self, _: Handle) -> None:
+        """Leave out periods from now on, if the last ones were equal."""
+        if not self._watching:
+            return
+        # What was computed until the last period began is recorded when that ends.
+        found = list(self._snapshots)
+        self._snapshots.append(self._snapshot())
+        for length in range(1, len(found) // 2):
+            before, between, after = found[-1 - 2 * length :: length]
+            if _equal(self.recording, before, between, after):
+                times = self._left_out.leave_out(length)
+                self._repetition = _Repetition(before, between, times) if times else None
+                self._watching = False
+                return
+
+    def _snapshot(self) -> _Snapshot:
         recording, network = self.recording, self.network
-        self._snapshots.append(
-            _Snapshot(
-                self.env.now,
-                self._drawn,
-                tuple(max(rank.host_time - self.env.now, 0.0) for rank in self.ranks.values()),
-                tuple((one.compute_seconds, one.slowed_seconds, one.waiting_seconds) for one in recording.ranks),
-                tuple(len(one.communication.transfers) for one in recording.ranks),
-                {key: (one.count, one.seconds) for key, one in recording.transfers.items()},
-                {key: dict(counts) for key, (_, counts) in recording.compute_counts.items()},
-                network.bytes_by_link() if isinstance(network, LinkCounter) else {},
-                network.figures() if isinstance(network, FigureReporter) else {},
-            )
+        return _Snapshot(
+            self.env.now,
+            tuple(max(rank.host_time - self.env.now, 0.0) for rank in self.ranks.values()),
+            tuple((one.compute_seconds, one.slowed_seconds, one.waiting_seconds) for one in recording.ranks),
+            tuple(len(one.communication.transfers) for one in recording.ranks),
+            {key: (one.count, one.seconds) for key, one in recording.transfers.items()},
+            {key: dict(counts) for key, (_, counts) in recording.compute_counts.items()},
+            network.bytes_by_link() if isinstance(network, LinkCounter) else {},
+            network.figures() if isinstance(network, FigureReporter) else {},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Repetition:
+    """What happened from ``before`` to ``after``, and was left out ``times`` times."""
+
+    before: _Snapshot
+    after: _Snapshot
+    times: int
 
 
 class RepeatedNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
@@ -254,11 +288,12 @@ def _during(intervals: Sequence[Interval], since: float, seconds: float, least: 
     return times
 
 
-def _extended(recording: Recording, before: _Snapshot, after: _Snapshot, times: int) -> Recording:
+def _extended(recording: Recording, repetition: _Repetition) -> Recording:
     """Return the recording with a period repeated.
 
     Its intervals are stretched over all repetitions, so that what they cover, alone and in common, is what all would cover.
     """
+    before, after, times = repetition.before, repetition.after, repetition.times
     since, seconds = before.time, after.time - before.time
 
     def later(time: float) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from triosim import plugins
@@ -12,13 +11,14 @@ from triosim.conditions.checks import condition_notes, notes_without_effect
 from triosim.config import RunConfig
 from triosim.engine import Engine, EngineOptions, Progress, Recording
 from triosim.errors import AsymmetryError
-from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.folded_run import run_folded, should_fold
-from triosim.folding.steady_state import NoSteadyState, ShortPlan, WatchedEngine, short_plans
+from triosim.folding.schedule_period import SchedulePeriod
+from triosim.folding.steady_state import PeriodsLeftOut, WatchedEngine, watched_period
 from triosim.networks.base import Network
 from triosim.pipeline.planning import PlannedRun
+from triosim.tasks import TaskStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ def run(planned: PlannedRun, config: RunConfig, progress: Progress | None = None
     with plugins.blamed():
         notes = list(condition_notes(conditions, tasks.world))
         runner = _Runner(planned, config, options, progress)
-        recording, network = runner.steady_state() or runner.whole()
+        recording, network = runner.run()
         notes.extend(runner.notes)
     return Execution(recording, network, (*notes, *_without_effect(conditions, network, recording)))
 
 
 class _Runner:
-    """Runs a plan, or one with fewer micro-batches that stands for it, with its ranks folded where they may be."""
+    """Runs a plan, with ranks folded and periods of its schedule left out where they may be."""
 
     def __init__(
         self, planned: PlannedRun, config: RunConfig, options: EngineOptions, progress: Progress | None
@@ -59,61 +59,47 @@ class _Runner:
         self.notes: list[str] = []
         self._planned, self._config, self._options, self._progress = planned, config, options, progress
 
-    def steady_state(self) -> tuple[Recording, Network] | None:
-        """Run a part of the micro-batches; None where no number of them stands for all."""
-        plan = self._planned.plan
-        if not isinstance(plan, ParallelPlan) or not _may_leave_out(self._planned, self._config):
-            return None
-        plans = short_plans(plan)
-        short = next(plans, None)
-        while short is not None:
-            try:
-                return self._shortened(short)
-            except NoSteadyState as found:
-                short = _next(plans, found.more)
-        return None
-
-    def _shortened(self, short: ShortPlan) -> tuple[Recording, Network]:
-        engines: list[WatchedEngine] = []
-
-        def engine_on(network: Network, symmetry: Symmetry | None = None) -> Engine:
-            engines.append(WatchedEngine(short, network, self._options, self._progress, symmetry))
-            return engines[-1]
-
-        recording, _ = self._run(short.plan, self._planned.new_network(), engine_on)
-        return recording, engines[-1].repeated
-
-    def whole(self) -> tuple[Recording, Network]:
-        """Run every micro-batch."""
+    def run(self) -> tuple[Recording, Network]:
+        """Return the recording, and the network with what it has carried."""
+        planned, plan = self._planned, self._planned.plan
+        if isinstance(plan, ParallelPlan) and _may_leave_out(planned, self._config):
+            period = watched_period(plan)
+            if period is not None:
+                return self._watched(plan, period)
 
         def engine_on(network: Network, symmetry: Symmetry | None = None) -> Engine:
             return Engine(network.env, network, self._options, progress=self._progress, symmetry=symmetry)
 
-        return self._run(self._planned.plan, self._planned.network, engine_on)
+        return self._folded(plan.tasks, engine_on)
 
-    def _run(
-        self, tasks: ParallelPlan | CapturedPlan, network: Network, engine_on: Callable[..., Engine]
+    def _watched(self, plan: ParallelPlan, period: SchedulePeriod) -> tuple[Recording, Network]:
+        """Run a plan whose schedule has a period, and leave out what repeats itself."""
+        engines: list[WatchedEngine] = []
+
+        def engine_on(network: Network, symmetry: Symmetry | None = None) -> Engine:
+            engines.append(WatchedEngine(plan, period, network, self._options, self._progress, symmetry))
+            return engines[-1]
+
+        recording, _ = self._folded(PeriodsLeftOut.most(plan, period).tasks, engine_on)
+        return recording, engines[-1].repeated
+
+    def _folded(
+        self, tasks: Callable[[int], TaskStream], engine_on: Callable[..., Engine]
     ) -> tuple[Recording, Network]:
         planned, config = self._planned, self._config
         why_not = _why_not_folded(planned, config)
-        if tasks.symmetry is not None and not why_not and should_fold(config.fold, tasks.world):
+        symmetry, world = planned.plan.symmetry, planned.plan.world
+        if symmetry is not None and not why_not and should_fold(config.fold, world):
             try:
-                return run_folded(tasks.symmetry, tasks.tasks, planned.new_network, engine_on)
+                return run_folded(symmetry, tasks, planned.new_network, engine_on)
             except AsymmetryError as found:
                 why_not = str(found)
-        if config.fold and why_not and tasks.world > 1:
+        if config.fold and why_not and world > 1:
             self.notes = [f"every rank is simulated: {why_not}"]
-        streams = {rank: tasks.tasks(rank) for rank in range(tasks.world)}
+        streams = {rank: tasks(rank) for rank in range(world)}
         if planned.system.conditions.heterogeneous:
             streams = {rank: planned.heterogeneity.stream(rank, stream) for rank, stream in streams.items()}
-        return engine_on(network).run(streams), network
-
-
-def _next(plans: Generator[ShortPlan, int, None], more: int) -> ShortPlan | None:
-    """Return the next of several plans, which is to be ``more`` periods longer; None where there is none."""
-    with suppress(StopIteration):
-        return plans.send(more)
-    return None
+        return engine_on(planned.network).run(streams), planned.network
 
 
 def _without_effect(conditions: Conditions, network: Network, recording: Recording) -> Iterable[str]:
