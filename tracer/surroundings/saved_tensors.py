@@ -107,10 +107,6 @@ def _made(
 
 def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a loaded tensor on a device of the script's: fake where it is large."""
-    local = getattr(tensor, "_local_tensor", None)
-    if local is not None:  # a distributed tensor
-        tensor._local_tensor = _placed(local, device)  # type: ignore[attr-defined]
-        return tensor
     saved = getattr(tensor, _SAVED, None)
     if saved is not None:
         shape, stride, dtype, _, *others = saved
@@ -155,9 +151,12 @@ def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
                     f.seek(0)
                 found = load(f, "cpu", *args, **kwargs)
 
-        def placed(tensor: torch.Tensor) -> torch.Tensor:
+        def placed(tensor: Any) -> torch.Tensor:
+            if hasattr(tensor, "_local_tensor"):  # a distributed one
+                tensor._local_tensor = placed(tensor._local_tensor)
+                return tensor  # type: ignore[no-any-return]
             saved = getattr(tensor, _SAVED, None)
-            place = saved[3] if saved is not None else places.get(_storage(tensor), "cpu")
+            place = saved[3] if saved is not None else places.get(tensor.untyped_storage()._cdata, "cpu")
             return _placed(tensor, _device(map_location, place))
 
         return tree_map_only(torch.Tensor, placed, found)
@@ -170,10 +169,6 @@ def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
     yield Patch(torch, "load", load_shapes)
     yield Patch(torch.serialization, "save", save_shapes)
     yield Patch(torch.serialization, "load", load_shapes)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return -1 if hasattr(tensor, "_local_tensor") else tensor.untyped_storage()._cdata
 
 
 def _device(map_location: Any, place: str) -> torch.device:
