@@ -52,6 +52,26 @@ def test_captured_models_have_the_published_multiplications(model: str, gmacs: f
     assert sum(features.flops(one, None) for one in products) / 2e9 / 32 == pytest.approx(gmacs, rel=0.01)
 
 
+def test_inference_is_the_forward_pass_of_training_by_known_statistics() -> None:
+    training, inference = (
+        captured.trace(Step("tv_resnet34", 224, train, True, "products"), 8, "RTX-3090") for train in (True, False)
+    )
+    forward = [one.name for one in training.operators if one.phase == "forward"]
+    names = [one.name for one in inference.operators]
+    assert names == forward[: len(names)]
+    assert set(forward[len(names) :]) >= {"aten::random_", "aten::_log_softmax"}  # labels and loss
+    norms = [one for one in inference.operators if one.name == "aten::native_batch_norm"]
+    assert {one.attributes["training"] for one in norms} == {False}
+
+
+def test_fused_attention_is_not_that_of_a_program_with_products() -> None:
+    """A ResNet has no attention, so that its program serves any."""
+    found = [
+        captured.is_shipped(Step(name, 224, False, True, "fused")) for name in ("tv_resnet34", "vit_base_patch16_224")
+    ]
+    assert found == [True, False]
+
+
 def test_channels_first_is_the_same_step_without_the_attribute() -> None:
     last, first = (
         captured.trace(Step("tv_resnet34", 224, True, layout, "products"), 8, "RTX-3090") for layout in (True, False)

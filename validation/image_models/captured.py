@@ -54,7 +54,10 @@ def trace(step: Step, batch_size: int, gpu: str) -> Trace:
 def _known(step: Step) -> tuple[Program, bool]:
     """Return the program of a step, and whether its images are to keep their channels last."""
     kept = _kept(step)
-    return (captured(step), step.channels_last) if kept is None else (_shipped()[kept.name], step.channels_last)
+    if kept is None:
+        return captured(step), step.channels_last
+    found = _shipped()[kept.name]
+    return found if kept.train == step.train else found.inference(), step.channels_last
 
 
 def is_shipped(step: Step) -> bool:
@@ -66,9 +69,15 @@ def _kept(step: Step) -> Step | None:
     """Return the step in the file that stands for a step.
 
     Of most models, the step with channels first is that with channels last without that attribute, and is not stored.
+    Inference is the forward pass of training; without attention, it does not matter how that is computed.
     """
-    last = replace(step, channels_last=True)
-    return next((one for one in (step, last) if one.name in _shipped()), None)
+    either = (step, replace(step, channels_last=True))
+    training = () if step.train else tuple(replace(one, train=True, attention="products") for one in either)
+    for one in (*either, *training):
+        found = _shipped().get(one.name)
+        if found is not None and (one.attention == step.attention or not found.attends):
+            return one
+    return None
 
 
 def captured(step: Step) -> Program:

@@ -1,4 +1,6 @@
-"""The efficiencies of classes of operators that no table of operators holds, fitted to training steps of timm's models.
+"""The efficiencies of classes of operators that no table of operators holds, fitted to steps of timm's models.
+
+Training shows the sum of forward and backward passes, inference the forward pass alone, of a PyTorch of the same year.
 
 A step's time is the sum over its operators of the law of ``triosim.compute.models.roofline``; what other models predict may be
 quicker by a factor, which is printed. ``python -m validation.image_models.efficiencies --every 4`` fits to every fourth row of
@@ -28,8 +30,24 @@ from validation.steps import formats
 from validation.steps.timm import TimmRow
 
 FITTED = (
-    *("convolution on tensor cores", "grouped convolution", "grouped gradient", "depthwise convolution", "batch norm"),
-    *("row gradient", "pooling", "pooling gradient", "cast", "transposition", "copy", "optimizer"),
+    *(
+        "convolution on tensor cores",
+        "convolution gradient on tensor cores",
+        "grouped convolution",
+        "grouped gradient",
+        "depthwise convolution",
+    ),
+    *(
+        "depthwise convolution gradient",
+        "batch norm",
+        "row gradient",
+        "pooling",
+        "pooling gradient",
+        "cast",
+        "transposition",
+        "copy",
+    ),
+    "optimizer",
 )
 #: Operators of other classes, by the model that predicts them: the speed that fits best is printed as memory, and not used.
 OTHERS = ("forest", "elementwise", "roofline", "others")
@@ -40,13 +58,13 @@ _FOLDS, _ROUNDS = 5, 30
 
 @dataclass(frozen=True)
 class Steps:
-    """Measured steps: of each the family, the layout, the seconds, and those of launches (``fixed``).
+    """Measured steps: of each the family, what it is (phase and layout), the seconds, and those of launches (``fixed``).
 
     Of their operators: step, class (then ``OTHERS``), and seconds at the peaks of arithmetic, bytes and converted bytes.
     """
 
     families: list[str]
-    layouts: list[str]
+    kinds: list[str]
     measured: Array
     fixed: Array
     step: Rows
@@ -96,15 +114,15 @@ def left_out(steps: Steps) -> Array:
 
 
 def read(every: int) -> Steps:
-    """Return the training steps of every so many rows of timm's table whose programs are shipped."""
+    """Return the steps of every so many rows of timm's table, of PyTorch 1 and models whose programs are shipped."""
     _, rows = formats.read(data("image_models/timm.csv.gz"), lambda *_: None)
-    cases = [row for row in rows if row.case.step.train and is_shipped(row.case.step)][::every]
+    cases = [row for row in rows if row.case.step.attention == "products" and is_shipped(row.case.step)][::every]
     parts = [_operators(row.case) for row in cases]
     columns = [np.concatenate([np.full(part[1].shape[1], step) for step, part in enumerate(parts)])]
     columns += list(np.concatenate([part[1] for part in parts], axis=1))
     return Steps(
         [row.model for row in cases],
-        ["nhwc" if row.case.step.channels_last else "nchw" for row in cases],
+        [row.framework for row in cases],
         np.array([row.measured / 1e3 for row in cases]),
         np.array([part[0] for part in parts]),
         columns[0],
@@ -142,18 +160,16 @@ def main(given: Sequence[str] | None = None) -> int:
     both = (np.exp(one).reshape(2, -1).T for one in (logs, defaults()))
     for name, new, old in zip((*FITTED, *OTHERS), *both, strict=True):
         print(f"{name:28} compute {new[0]:.3f} (now {old[0]:.3f})  memory {new[1]:.3f} (now {old[1]:.3f})")
-    layouts = np.array(steps.layouts)
+    kinds = np.array(steps.kinds)
     for what, off in (
         ("defaults", steps.seconds(defaults())[0] / steps.measured - 1.0),
         ("in the fit", steps.seconds(logs)[0] / steps.measured - 1.0),
         ("families left out", left_out(steps)),
     ):
-        for layout in ("nhwc", "nchw"):
-            some = off[layouts == layout]
+        for kind in np.unique(kinds):
+            some = off[kinds == kind]
             within = (abs(some) < 0.25).mean()
-            print(
-                f"{what:18} {layout} {len(some)} steps: {100 * abs(some).mean():.1f}%, {100 * within:.0f}% within 25%"
-            )
+            print(f"{what:18} {kind} {len(some)} steps: {100 * abs(some).mean():.1f}%, {100 * within:.0f}% within 25%")
     return 0
 
 

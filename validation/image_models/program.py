@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from triosim.trace import Operator, Tensor, Trace
 
 BATCH = 1009
+#: The operators of dropout, of numbers and of whole branches.
+_OF_TRAINING = ("aten::native_dropout", "aten::bernoulli_")
 
 
 class TensorForm(NamedTuple):
@@ -63,6 +65,18 @@ class Program:
             )
         return Trace(tuple(operators), batch_size, model, gpu, times="none")
 
+    @property
+    def attends(self) -> bool:
+        """Whether the step has attention, as products and a softmax."""
+        return any(call.name == "aten::_softmax" for call in self.calls)
+
+    def inference(self) -> Program:
+        """Return the forward pass of a step of training alone: up to the images' labels, and without dropout."""
+        names = [call.name for call in self.calls]
+        end = names.index("aten::random_") if "aten::random_" in names else len(names)
+        calls = [_inferring(one) for one in self.calls[:end] if one.phase == "forward" and one.name not in _OF_TRAINING]
+        return Program(tuple(calls), (None,) * len(calls))
+
 
 def program_of(trace: Trace) -> Program:
     """Return the program of a step that was captured at a batch of ``BATCH``."""
@@ -71,6 +85,12 @@ def program_of(trace: Trace) -> Program:
     calls = (_call(operator) for operator in trace.operators)
     forward = (None if one.forward is None else positions[one.forward] for one in trace.operators)
     return Program(tuple(known.setdefault(call, call) for call in calls), tuple(forward))
+
+
+def _inferring(call: Call) -> Call:
+    """Return a call whose norm does not measure its images."""
+    attributes = tuple((name, False if name == "training" else value) for name, value in call.attributes)
+    return call._replace(attributes=attributes)
 
 
 def _call(operator: Operator) -> Call:

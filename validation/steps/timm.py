@@ -85,9 +85,9 @@ class ImageModels(Format):
         return case.command
 
     def is_quick(self, row: Row) -> bool:
-        """Whether the row's step is in the file: others are captured first, if they can be."""
+        """Whether the row's step is in the file, and one of training, which samples are of: others may be captured first."""
         case: TimmRow = row.case
-        return not case.compiled and is_shipped(case.step)
+        return case.step.train and not case.compiled and is_shipped(case.step)
 
 
 FORMATS = (ImageModels(),)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from triosim import gpus
@@ -16,6 +18,12 @@ def convolution(channels: int, groups: int = 1, *, channels_last: bool = True, d
     weight = Tensor(2, (channels, channels // groups, 3, 3), dtype)
     attributes = {"groups": groups, **({"channels_last": True} if channels_last else {})}
     return Operator(1, "aten::convolution", "forward", "c", (data, weight), (out,), 0.0, attributes=attributes)
+
+
+def pointwise(*, channels_last: bool) -> Operator:
+    """The same with a kernel of one pixel."""
+    made = convolution(256, channels_last=channels_last)
+    return replace(made, inputs=(made.inputs[0], Tensor(2, (256, 256, 1, 1), "float16")))
 
 
 def gradient(forward: Operator) -> Operator:
@@ -65,10 +73,38 @@ def test_a_depthwise_convolution_is_bound_by_its_bytes() -> None:
 
 
 def test_depthwise_convolutions_gain_nothing_from_bandwidth_that_ordinary_cores_cannot_use() -> None:
-    """A V100 has nearly the bandwidth of an RTX 3090 (900 and 936 GB/s), but 15.7 TFLOP/s in float32 instead of 35.6."""
+    """A V100 has nearly the bandwidth of an RTX 3090 (900 and 936 GB/s), but 15.7 TFLOP/s in float32, which use 534."""
     launch = DEFAULTS["depthwise convolution"].launch
     slow, quick = (seconds(convolution(256, 256), gpu) - launch for gpu in ("V100", "RTX-3090"))
-    assert slow / quick == pytest.approx(35.6 / 15.7, rel=0.01)
+    assert slow / quick == pytest.approx(936 / (0.034 * 15_700), rel=0.01)
+
+
+def test_gradients_are_slower_than_their_bytes_say_and_those_by_depth_most() -> None:
+    """Of 256 channels by depth: two images read and one written, instead of one and one."""
+    forward = convolution(256, 256)
+    used, backward = DEFAULTS["depthwise convolution"], DEFAULTS["depthwise convolution gradient"]
+    image, weight = 2 * 64 * 256 * 56 * 56, 2 * 256 * 9
+    step = [replace(forward, id=1), gradient(forward)]
+    expected = (3 * image + 2 * weight) / (936e9 * backward.memory) + backward.launch
+    assert Roofline().estimate(step, "RTX-3090").seconds[1] == pytest.approx(expected)
+    assert backward.memory < used.memory
+
+
+def test_forward_kernels_of_one_pixel_read_channels_first_as_they_are() -> None:
+    first, last = (pointwise(channels_last=one) for one in (False, True))
+    assert seconds(first) == seconds(last)
+
+
+def test_a_batch_norm_by_known_statistics_moves_its_images_once_as_any_other_elementwise_operator() -> None:
+    image, scale = Tensor(1, (64, 256, 56, 56), "float16"), Tensor(2, (256,), "float32")
+    out = Tensor(3, image.shape, "float16")
+    norms = [
+        Operator(
+            1, "aten::native_batch_norm", "forward", "n", (image, scale), (out,), 0.0, attributes={"training": one}
+        )
+        for one in (True, False)
+    ]
+    assert [class_of(one) for one in norms] == ["batch norm", "elementwise"]
 
 
 def test_batch_norm_gains_nothing_from_bandwidth_that_multiprocessors_cannot_use() -> None:

@@ -67,11 +67,14 @@ class Efficiency:
 DEFAULTS = {
     "product": Efficiency(0.75, 0.6, (0.5, 0.5, 0.3), 4e-6),
     "convolution": Efficiency(0.7, 0.6, (0.5, 0.5, 0.4), 4e-6),
-    "convolution on tensor cores": Efficiency(0.9, 0.7, (0.5, 0.35, 0.21), 4e-6),
-    "convolution in TF32": Efficiency(0.9, 0.7, (0.5, 0.5, 0.3), 4e-6),  # as in half precision
+    "convolution on tensor cores": Efficiency(1.0, 0.77, (0.5, 0.35, 0.21), 4e-6),
+    "convolution in TF32": Efficiency(1.0, 0.77, (0.5, 0.5, 0.3), 4e-6),  # as in half precision
+    "convolution gradient on tensor cores": Efficiency(1.0, 0.5, (0.5, 0.35, 0.21), 4e-6),
+    "convolution gradient in TF32": Efficiency(1.0, 0.5, (0.5, 0.5, 0.3), 4e-6),  # as in half precision
     "grouped convolution": Efficiency(0.6, 0.54, (0.5, 0.5, 0.4), 4e-6),
     "grouped gradient": Efficiency(0.04, 0.54, (0.5, 0.5, 0.5), 4e-6),
-    "depthwise convolution": Efficiency(0.5, 0.33, (0.5, 0.35, 0.25), 4e-6),
+    "depthwise convolution": Efficiency(0.5, 0.6, (0.5, 0.35, 0.25), 4e-6),
+    "depthwise convolution gradient": Efficiency(0.5, 0.18, (0.5, 0.35, 0.25), 4e-6),
     "attention": Efficiency(0.5, 0.6, (0.7, 0.9, 0.45), 8e-6),
     "reduction": Efficiency(0.5, 0.62, (0.3, 0.3, 0.25)),
     "batch norm": Efficiency(0.5, 0.85, (0.3, 0.3, 0.2)),
@@ -100,7 +103,7 @@ _CLASSES: Mapping[str, Sequence[str]] = {
 _ON_TENSOR_CORES = ("float16", "bfloat16", "tf32")
 #: The bytes that depthwise convolutions, which execute many instructions for a number, move at most for each FLOP in float32:
 #: those of an RTX 3090.
-_MOST_BYTES_FOR_A_FLOP = 0.0263
+_MOST_BYTES_FOR_A_FLOP = 0.034
 #: The bytes that a multiprocessor moves at most in a clock, where kernels wait for what they load: an RTX 3090 has 6.7, an A100
 #: 13. Fitted to steps on one A100 and one V100 (``python -m validation.image_models.multiprocessors``).
 MOST_BYTES_IN_A_CLOCK = {"batch norm": 8.5, "pooling gradient": 8.5}
@@ -167,10 +170,12 @@ class Roofline(ComputeModel):
 
 
 def default(key: Key) -> Efficiency:
-    """Return the default efficiency of a class, phase and dtype."""
-    kind, _, dtype = key
-    cores = {"tf32": " in TF32", "float32": "", "float64": "", "": ""}.get(dtype, " on tensor cores")
-    return DEFAULTS.get(f"{kind}{cores}") or DEFAULTS[kind]
+    """Return the default efficiency of a class, phase and dtype: of its gradient and units, if they have one of their own."""
+    kind, phase, dtype = key
+    units = {"tf32": " in TF32", "float32": "", "float64": "", "": ""}.get(dtype, " on tensor cores")
+    gradient = " gradient" if phase == "backward" else ""
+    names = (f"{kind}{gradient}{units}", f"{kind}{gradient}", f"{kind}{units}", kind)
+    return next(DEFAULTS[name] for name in names if name in DEFAULTS)
 
 
 def class_of(operator: Operator, forward: Operator | None = None) -> str:
@@ -187,6 +192,8 @@ def class_of(operator: Operator, forward: Operator | None = None) -> str:
     if of == "recurrent":
         return "product"  # most of its arithmetic
     found = next((one for one, words in _CLASSES.items() if any(word in lower for word in words)), "elementwise")
+    if found == "batch norm" and operator.attributes.get("training") is False:
+        return "elementwise"  # by statistics that are known
     if operator.phase == "backward" and found == "pooling":
         return "pooling gradient"
     return (
@@ -268,8 +275,13 @@ def has_tensor_cores(gpu: gpus.Gpu) -> bool:
 
 
 def _converted_bytes(operator: Operator) -> float:
-    """Return what is read and written to convert a convolution's images, where their channels are not last."""
+    """Return what is read and written to convert a convolution's images, where their channels are not last.
+
+    Forward kernels of one pixel need no conversion.
+    """
     if operator.attributes.get("channels_last") or not operator.outputs:
+        return 0.0
+    if operator.phase == "forward" and math.prod(_weight(operator)[2:]) == 1:
         return 0.0
     data = operator.inputs[:2] if operator.name.endswith("_backward") else operator.inputs[:1]
     return 2.0 * sum(tensor.nbytes for tensor in (*data, operator.outputs[0]))
