@@ -11,7 +11,7 @@ import pytest
 
 from tests.search_spaces import GPT, LLAMA, MIXTURE, space
 from triosim.configuration_search.evaluation import Simulate, Weigh
-from triosim.configuration_search.exact import Search, Searched
+from triosim.configuration_search.exact import Search, Searched, Tell
 from triosim.configuration_search.objectives import Objectives
 from triosim.configuration_search.outcome import Figures, Memory, Outcome
 from triosim.configuration_search.point import Point
@@ -116,7 +116,11 @@ def test_a_point_that_does_not_fit_is_never_timed() -> None:
 
 
 def hand_made(
-    seconds: dict[int, tuple[float, ...]], objective: str = "step-time", within: float = 0.0, screened: bool = False
+    seconds: dict[int, tuple[float, ...]],
+    objective: str = "step-time",
+    within: float = 0.0,
+    screened: bool = False,
+    said: Tell | None = None,
 ) -> Searched:
     """Return a search over points of which tp says what they take: the bound, the simulated time, that of the screen."""
     run = space(GPT, f"tp={','.join(map(str, seconds))}", topology="switch(8, bandwidth=100 GB/s)")
@@ -138,7 +142,8 @@ def hand_made(
             yield point, Outcome(point.key, "simulated", figures=figures(seconds[tp][network], tp))
 
     screen = partial(simulate, network=2) if screened else None
-    return Search(run, validity_of(run), Objectives.read(objective, within), weigh, simulate, screen=screen).run()
+    tell = said or (lambda *_: None)
+    return Search(run, validity_of(run), Objectives.read(objective, within), weigh, simulate, 1, tell, screen).run()
 
 
 def test_simulation_ends_where_the_next_bound_is_above_the_best() -> None:
@@ -148,6 +153,16 @@ def test_simulation_ends_where_the_next_bound_is_above_the_best() -> None:
     assert found.gap == 0.0
     wider = hand_made({1: (1.0, 5.0), 2: (2.0, 3.0), 4: (3.0, 3.5), 8: (3.1, 3.2)}, within=0.05)
     assert wider.count("simulated") == 4
+
+
+def test_the_best_so_far_is_told() -> None:
+    best: list[float | None] = []
+
+    def told(phase: str, done: int, most: int, outcome: Outcome | None) -> None:
+        best.append(outcome.figures.step_time_s if outcome and outcome.figures else None)
+
+    hand_made({1: (1.0, 5.0), 2: (2.0, 3.0), 4: (2.5, 3.5)}, said=told)
+    assert best == [None, None, None, 5.0, 3.0, 3.0]
 
 
 def test_an_interrupted_search_has_a_gap_and_proves_nothing() -> None:

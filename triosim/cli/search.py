@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ from triosim.units import format_time
 from triosim.yaml_lines import split_arguments
 
 if TYPE_CHECKING:
-    from triosim.configuration_search.exact import Searched
+    from triosim.configuration_search.exact import Searched, Tell
+    from triosim.configuration_search.outcome import Outcome
 
 pictures = LaterModule("configuration_search.answer.picture")
 plots = LaterModule("reports.pictures.plot")
@@ -114,14 +115,15 @@ def _counted(validity: Any) -> str:
     )
 
 
-def _teller(progress: Progress) -> Callable[[str, int, int], None]:
-    """Return what shows how far a search is: points per second, and the time that is left at most."""
+def _teller(progress: Progress) -> Tell:
+    """Return what shows how far a search is: points per second, the time that is left at most, and the best step so far."""
     began: dict[str, float] = {}
 
-    def tell(phase: str, done: int, total: int) -> None:
+    def tell(phase: str, done: int, total: int, best: Outcome | None) -> None:
         seconds = time.monotonic() - began.setdefault(phase, time.monotonic())
         rate = done / seconds if seconds else 0.0
         left = f", {format_time((total - done) / rate)} left at most" if rate else ""
-        progress.said(f"{phase}: {done:,} of {total:,} points, {rate:.1f} per second{left}")
+        step = "" if best is None or best.figures is None else f", best {format_time(best.figures.step_time_s)}"
+        progress.said(f"{phase}: {done:,} of {total:,} points, {rate:.1f} per second{left}{step}")
 
     return tell

@@ -31,8 +31,8 @@ Evaluate = Callable[[Iterable[Point]], Iterator[tuple[Point, Outcome]]]
 #: The phase of a search in which points are simulated.
 SIMULATIONS = "simulations"
 
-#: Called with the phase of a search, and how many of how many points are done at most.
-Tell = Callable[[str, int, int], None]
+#: Called with the phase of a search, how many of how many points are done at most, and the best point so far, if there is one.
+Tell = Callable[[str, int, int, Outcome | None], None]
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,7 @@ class Search:
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     #: Of one objective the best scores, of several those that none dominates.
     _scores: list[Scores] = field(default_factory=list)
+    _best: Outcome | None = None
 
     def run(self) -> Searched:
         """Weigh every valid point, and simulate those that may be the best."""
@@ -144,7 +145,7 @@ class Search:
             self._outcomes[point.key] = outcome
             self.objectives.bounds(outcome)  # an objective that is not known is refused at once
             self._keep(outcome)  # of a study that goes on
-            self.tell("memory and bounds", len(self._outcomes), len(points))
+            self.tell("memory and bounds", len(self._outcomes), len(points), self._best)
         if all(one.state == "refused" for one in self._outcomes.values()):
             reason = self._outcomes[points[0].key].reason
             what = f"none of the {len(points):,} valid points can run: {reason}"
@@ -166,9 +167,9 @@ class Search:
                 known = self._outcomes[point.key]
                 yield point, known if known.figures is None else replace(known, state="excluded", figures=None)
 
-        def tell(phase: str, done: int, most: int) -> None:
+        def tell(phase: str, done: int, most: int, best: Outcome | None) -> None:
             if phase == SIMULATIONS:
-                self.tell("screening", done, most)
+                self.tell("screening", done, most, best)
 
         found = Search(self.space, self.validity, self.objectives, weigh, screen, self.top, tell).run()
         if found.interrupted:
@@ -185,7 +186,7 @@ class Search:
             found = replace(outcome, memory=outcome.memory or weighed.memory, at_bound=weighed.at_bound)
             self._outcomes[point.key] = found
             self._keep(found)
-            self.tell(SIMULATIONS, done, len(ordered))
+            self.tell(SIMULATIONS, done, len(ordered), self._best)
 
     def _worth_simulating(self, ordered: Iterable[Point]) -> Iterator[Point]:
         """Yield the points that what is found by then does not exclude."""
@@ -208,6 +209,8 @@ class Search:
         if outcome.state != "simulated":
             return
         scores = self.objectives.scores(outcome)
+        if self._best is None or scores < self.objectives.scores(self._best):
+            self._best = outcome
         if len(scores) == 1:
             self._scores = sorted([*self._scores, scores])[: self.top]
             return
