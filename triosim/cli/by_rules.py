@@ -47,7 +47,7 @@ def simulate_by_rules(prefix: str | None, given: Mapping[str, Any]) -> None:
         given[name] for name in ("num_queues_per_dim", "injection_scale", "rendezvous_protocol")
     )
     settings = astra.Settings(given["backend"], queues, scale, rendezvous)
-    data = study.plain(study.simulate_study(found, settings), settings, found.notes)
+    data = study.plain(found, study.simulate_study(found, settings), settings)
     text = json.dumps(data, indent=2) + "\n"
     if given["output"] is not None:
         with writing_text(given["output"]) as file:

@@ -85,6 +85,14 @@ def test_chunks_that_run_one_at_a_time_take_their_time_each(tmp_path: Path) -> N
     assert set(four) == {4 * ((N - 1) * delay(SIZE / 4) + N * E)}
 
 
+def test_chunks_queue_for_those_before_them(tmp_path: Path) -> None:
+    """Of four chunks the last waits for three; and each rank sends seven messages a chunk."""
+    found = outcome(tmp_path, collective(CollectiveType.ALL_GATHER), system={**SYSTEM, "preferred-dataset-splits": 4})
+    chunk = (N - 1) * delay(SIZE / 4) + N * E
+    assert found.queueing == [N * (1 + 2 + 3) * chunk]
+    assert found.dimension_bytes == [N * (N - 1) * SIZE]
+
+
 def test_a_remainder_adds_a_whole_chunk(tmp_path: Path) -> None:
     size = 4 * 100_000 + 3
     five = cycles(

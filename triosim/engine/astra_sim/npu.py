@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triosim.chakra.graph import RankGraph
@@ -48,6 +49,11 @@ class Npu:
         self.never_ends: str | None = None
         self._unknown_to_statistics = False
         self.busy = BusyTime(devices.timers.clock)
+
+    @property
+    def queueing(self) -> Mapping[int, int]:
+        """The ns that chunks of its collectives have waited in each queue."""
+        return self._devices.collectives.queueing
 
     def start(self) -> None:
         """Issue what waits for nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -63,11 +64,15 @@ class FinishedRank:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The ranks that reported, why the others did not, and the bytes that crossed each dimension."""
+    """The ranks that reported, why the others did not, and the bytes that crossed each dimension.
+
+    ``queueing`` are the ns that chunks of all ranks have waited for their turn in each dimension.
+    """
 
     ranks: Mapping[int, FinishedRank]
     unfinished: Mapping[int, str]
     dimension_bytes: Sequence[int]
+    queueing: Sequence[int]
 
 
 @without_collecting()
@@ -88,7 +93,16 @@ def run(graphs: Sequence[RankGraph], inputs: Inputs, settings: Settings = Settin
     finished = {npu.rank: _finished(npu, npu.finished) for npu in npus if npu.finished is not None}
     never = {npu.rank: npu.never_ends for npu in npus}
     reasons = {rank: thrown.get(rank) or never.get(rank) or stopped or _WAITS for rank in range(len(graphs))}
-    return Outcome(finished, {rank: why for rank, why in reasons.items() if rank not in finished}, crossed)
+    late = {rank: why for rank, why in reasons.items() if rank not in finished}
+    return Outcome(finished, late, crossed, _queueing(npus, len(inputs.network.dimensions), settings.queues))
+
+
+def _queueing(npus: Sequence[Npu], dimensions: int, queues: int) -> list[int]:
+    waited = Counter[int]()
+    for npu in npus:
+        for queue, ns in npu.queueing.items():
+            waited[queue // queues] += ns
+    return [waited[dimension] for dimension in range(dimensions)]
 
 
 def _finished(npu: Npu, cycles: int) -> FinishedRank:
@@ -115,7 +129,8 @@ def _npus(
     for rank, graph in enumerate(graphs):
         timers = Timers(clock, _noting(thrown, rank))
         bus = Bus(timers, delay, system.compute.memory_bandwidth, system.bus)
-        collectives = Collectives(system, layout, Scheduler(rank, bus, messages, at_once), timers)
+        scheduler = Scheduler(rank, bus, messages, clock, at_once)
+        collectives = Collectives(system, layout, scheduler, timers)
         devices = Devices(system.compute, timers, collectives, messages, memory, system.track_memory)
         found.append(Npu(rank, graph, devices))
     return found

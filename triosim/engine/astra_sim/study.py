@@ -74,16 +74,27 @@ def simulate_study(study: Study, settings: Settings) -> Outcome:
     return outcome
 
 
-def plain(outcome: Outcome, settings: Settings, notes: Sequence[str]) -> dict[str, Any]:
-    """Return an outcome as a JSON object, in ns."""
+def plain(study: Study, outcome: Outcome, settings: Settings) -> dict[str, Any]:
+    """Return an outcome as a JSON object, in ns; the use of a dimension is of one link of each rank, in one direction."""
+    cycles = max(rank.cycles for rank in outcome.ranks.values())
+    figures = zip(study.inputs.network.dimensions, outcome.dimension_bytes, outcome.queueing, strict=True)
     return {
         "rules": "astra-sim",
         "backend": settings.backend,
-        "cycles": max(rank.cycles for rank in outcome.ranks.values()),
+        "cycles": cycles,
         "ranks": [
             {"rank": number, "cycles": rank.cycles, "exposed_communication": rank.exposed, **rank.busy}
             for number, rank in sorted(outcome.ranks.items())
         ],
-        "dimension_bytes": list(outcome.dimension_bytes),
-        "notes": list(notes),
+        "dimensions": [
+            {
+                "block": dimension.block,
+                "npus": dimension.npus,
+                "bytes": crossed,
+                "use": crossed / len(study.graphs) / dimension.bytes_per_ns / cycles if cycles else 0.0,
+                "queueing": waited,
+            }
+            for dimension, crossed, waited in figures
+        ],
+        "notes": list(study.notes),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from triosim.reports.terminal.tables import note_lines, spaced, table
+from triosim.reports.terminal.tables import note_lines, percent, spaced, table
 from triosim.units import format_bytes, format_ranks
 
 MAX_ROWS = 20
@@ -23,6 +23,9 @@ def render(data: Mapping[str, Any]) -> RenderableType:
     title = f"By ASTRA-sim's rules, {data['backend']}: {data['cycles']:,} ns"
     headings = ("ranks", "finished (ns)", "computing", "communicating", "exposed", "memory", "CPU")
     ranks = table(title, *headings, rows=rows, most=MAX_ROWS)
-    crossed = [(str(number), format_bytes(size)) for number, size in enumerate(data["dimension_bytes"], start=1)]
-    dimensions = table("Bytes that crossed each dimension", "dimension", "bytes", rows=crossed)
+    crossed = [
+        (f"{one['block']}({one['npus']})", format_bytes(one["bytes"]), percent(one["use"]), f"{one['queueing']:,}")
+        for one in data["dimensions"]
+    ]
+    dimensions = table("Dimensions of the network", "dimension", "bytes", "use", "queueing (ns)", rows=crossed)
     return Group(*spaced([ranks, dimensions]), *note_lines(data["notes"]))

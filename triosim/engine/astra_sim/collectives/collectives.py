@@ -70,6 +70,11 @@ class Collectives:
         self._tag = 0
         self._group_tags: dict[int, int] = {}
 
+    @property
+    def queueing(self) -> Mapping[int, int]:
+        """The ns that chunks have waited in each queue."""
+        return self._scheduler.queueing
+
     def start(self, node: CollectiveNode, finished: Callable[[Any], None], argument: Any) -> None:
         """Start a collective, and call a function with an argument when it is over for this rank.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from triosim.engine.astra_sim.bus import Bus, Way
+from triosim.engine.astra_sim.clock import Clock
 from triosim.engine.astra_sim.collectives.algorithm import AlgorithmRun
 from triosim.engine.astra_sim.messages import Messages, Tags
 
@@ -44,12 +45,16 @@ class _Queue:
 
 
 class Scheduler:
-    """Takes chunks through their phases, and is what their algorithms send and receive by."""
+    """Takes chunks through their phases, and is what their algorithms send and receive by.
 
-    def __init__(self, rank: int, bus: Bus, messages: Messages, at_once: int) -> None:
-        self.rank, self.bus, self.messages = rank, bus, messages
+    ``queueing`` is for how many ns chunks have waited in each queue.
+    """
+
+    def __init__(self, rank: int, bus: Bus, messages: Messages, clock: Clock, at_once: int) -> None:
+        self.rank, self.bus, self.messages, self._clock = rank, bus, messages, clock
         self._at_once = at_once
         self._queues: dict[int, _Queue] = {}
+        self.queueing: Counter[int] = Counter()
 
     def add(self, dataset: Dataset, tag: int, phases: Sequence[Phase]) -> None:
         """Take a chunk to its first phase."""
@@ -66,6 +71,7 @@ class Scheduler:
             chunk.phase = chunk.phases.popleft()
             chunk.phase.run.stage = chunk
             self._queues.setdefault(chunk.phase.queue, _Queue()).chunks.append(chunk)
+            chunk.queued = self._clock.now
         if left is not None:
             self._queues[left.queue].running -= 1
             self._begin(self._queues[left.queue])
@@ -77,17 +83,20 @@ class Scheduler:
         while queue.running < min(self._at_once, len(queue.chunks)):
             chunk = queue.chunks[queue.running]
             queue.running += 1
+            assert chunk.phase is not None
+            self.queueing[chunk.phase.queue] += self._clock.now - chunk.queued
             chunk.begin()
 
 
 class Chunk:
     """A part of a collective on its way through its phases."""
 
-    __slots__ = ("_scheduler", "_tag", "dataset", "phase", "phases")
+    __slots__ = ("_scheduler", "_tag", "dataset", "phase", "phases", "queued")
 
     def __init__(self, scheduler: Scheduler, dataset: Dataset, tag: int, phases: deque[Phase]) -> None:
         self._scheduler, self.dataset, self._tag, self.phases = scheduler, dataset, tag, phases
         self.phase: Phase | None = None
+        self.queued = 0  # since when it waits in its queue
 
     def begin(self) -> None:
         """Start the phase's algorithm."""
