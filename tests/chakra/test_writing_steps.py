@@ -49,6 +49,12 @@ def test_a_step_takes_the_same_time_when_it_is_read_again(tmp_path: Path, option
     assert abs(after - before) <= nodes * 1e-9
 
 
+def test_the_groups_beside_the_graphs_need_not_be_given(tmp_path: Path) -> None:
+    folder = written(tmp_path, parallel="ddp=4")
+    given = triosim.simulate(str(folder), topology=SWITCH, **inputs(folder)).step_time_s
+    assert triosim.simulate(str(folder), topology=SWITCH).step_time_s == given
+
+
 def test_gradients_are_all_reduced_by_their_bytes(tmp_path: Path) -> None:
     folder = written(tmp_path, parallel="ddp=4")
     (graph, *_) = read_workload(folder)

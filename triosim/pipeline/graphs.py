@@ -27,16 +27,25 @@ def graph_streams(prefix: Path, config: RunConfig) -> TaskStreams:
     """Return the graphs of a prefix as task streams. Raises ``TriosimError`` for what is wrong in a file."""
     dimensions = _dimensions(config)
     graphs = read_workload(prefix, prod(dimensions) if dimensions else None, control=config.dependencies == "all")
+    groups, memory = _file(prefix, config.groups, "comm_group.json"), _file(prefix, config.memory, "remote_memory.json")
     facts = StepFacts.of(graphs[0].metadata)
     system = GraphSystem(
-        groups={} if config.groups is None else read_groups(Path(config.groups), len(graphs)),
+        groups={} if groups is None else read_groups(groups, len(graphs)),
         dimensions=dimensions,
         compute=_compute(config),
-        memory=None if config.memory is None else read_remote_memory(Path(config.memory)),
+        memory=None if memory is None else read_remote_memory(memory),
         gpu=facts.gpu if config.gpu is None else catalogue.find(config.gpu).name,
         memory_bound=facts.memory_bound,
     )
     return task_streams(graphs, system, str(prefix))
+
+
+def _file(prefix: Path, given: str | None, name: str) -> Path | None:
+    """Return the file that is given, or else the one of ASTRA-sim's usual name beside the graphs."""
+    if given is not None:
+        return Path(given)
+    beside = (prefix if prefix.is_dir() else prefix.parent) / name
+    return beside if beside.is_file() else None
 
 
 def refuse_without_graphs(config: RunConfig) -> None:
