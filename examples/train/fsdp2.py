@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,7 @@ def main() -> None:
     model.reset_parameters()
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not args.foreach, foreach=args.foreach)
+    began = time.perf_counter()
     for step in range(args.steps):
         shape = (args.batch_size, args.sequence + 1)
         tokens = torch.randint(0, model.config.vocabulary, shape, device=kind)
@@ -49,7 +51,11 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
-            print(f"step {step}: done")
+            if kind == "cuda":
+                torch.cuda.synchronize()
+            seconds, began = time.perf_counter() - began, time.perf_counter()
+            memory = torch.cuda.max_memory_reserved() / 2**30 if kind == "cuda" else 0.0
+            print(f"step {step}: done, tps: {args.batch_size * args.sequence / seconds:,.0f}, memory: {memory:.2f} GiB")
     dist.destroy_process_group()
 
 

@@ -132,6 +132,31 @@ def test_events_have_the_times_of_the_gpu(live: Run) -> None:
     ]
 
 
+MEMORY = """
+import torch
+before = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+print(torch.cuda.memory_allocated(), torch.cuda.get_device_name())
+try:
+    torch.empty(2**37, dtype=torch.uint8, device="cuda")
+except torch.cuda.OutOfMemoryError as error:
+    print(str(error)[:53])
+open("written.txt", "w").write("by the script")
+print(open("written.txt").read())
+"""
+
+
+def test_memory_and_files_are_the_runs_own(live: Run, tmp_path: Path) -> None:
+    (tmp_path / "written.txt").write_text("by the user", encoding="utf-8")
+    _, log, said = live(MEMORY, "--files", "own")
+    assert log.splitlines() == [
+        "1073741824 NVIDIA H100 80GB HBM3",
+        "CUDA out of memory. Tried to allocate 128.00 GiB. GPU",
+        "by the script",
+    ]
+    assert (tmp_path / "written.txt").read_text(encoding="utf-8") == "by the user"
+    assert "triosim: what the script wrote is in own" in said
+
+
 def test_the_exit_status_is_the_scripts(live: Run) -> None:
     assert live("import sys\nsys.exit(7)\n")[0] == 7
     status, _, said = live("def f():\n    raise KeyError('mine')\nf()\n")

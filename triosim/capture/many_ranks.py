@@ -20,7 +20,7 @@ from triosim import gpus
 from triosim.capture.process_pool import CaptureJob, RankPool
 from triosim.compute.pricing.prediction import with_predicted_times
 from triosim.errors import CaptureError, OptionError
-from triosim.gpus import DEFAULT_GPU, Gpu
+from triosim.gpus import DEFAULT_GPU
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 from triosim.tracer.script_runner import check_script
@@ -49,30 +49,25 @@ def capture_ranks(
     *,
     world: int,
     ranks: str | Sequence[int] = "auto",
-    gpu: str | Gpu = DEFAULT_GPU,
+    gpu: str = DEFAULT_GPU,
     skip: int = 1,
     batch_size: int | None = None,
     quiet: bool = False,
-    module: bool = False,
 ) -> CapturedStreams:
     """Run a distributed script as ``world`` ranks of GPUs that are not there, and return the streams of all of them.
 
     ``ranks`` are those to be captured: "all", a list, or "auto": those that differ. ``batch_size`` is a rank's;
-    ``quiet`` hides what the script prints; with ``module`` the path is a module's name. Raises ``OptionError`` for a rank or a
-    GPU that does not exist, ``CaptureError`` when the script has no such step.
+    ``quiet`` hides what the script prints. Raises ``OptionError`` for a rank or a GPU that does not exist, ``CaptureError``
+    when the script has no such step.
     """
-    if not module:
-        check_script(path)
-    chosen = checked_ranks(ranks, world)
-    job = CaptureJob(
-        os.fspath(path),
-        tuple(arguments),
-        gpu if isinstance(gpu, Gpu) else gpus.find(gpu),
-        world,
-        skip,
-        batch_size,
-        module,
-    )
+    check_script(path)
+    job = CaptureJob(os.fspath(path), tuple(arguments), gpus.find(gpu), world, skip, batch_size)
+    return captured_streams(job, checked_ranks(ranks, world), quiet=quiet)
+
+
+def captured_streams(job: CaptureJob, chosen: Sequence[int] | None, *, quiet: bool = False) -> CapturedStreams:
+    """Capture the ``chosen`` ranks of a world, or, with None, those that differ, and return the streams of all ranks."""
+    world = job.world
     with tempfile.TemporaryDirectory(prefix="triosim-") as folder, RankPool(job, Path(folder), quiet) as pool:
         like = _compared(pool, world) if chosen is None else _nearest(pool, chosen, world)
         captured = sorted(set(like))

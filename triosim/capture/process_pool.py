@@ -38,7 +38,7 @@ _imported_here: set[str] = set()  # "torch", where we imported it, so that nothi
 class CaptureJob:
     """A script, or a ``module`` by its name, with its arguments, to be captured as any rank of a world.
 
-    Captured is the first step after ``skip``, on a GPU.
+    Captured is the first step after ``skip``, on a GPU. What the script writes goes into the folder ``files``, if there is one.
     """
 
     path: str
@@ -48,6 +48,7 @@ class CaptureJob:
     skip: int
     batch_size: int | None
     module: bool = False
+    files: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

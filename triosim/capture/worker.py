@@ -16,6 +16,7 @@ from triosim.trace import Trace
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.script_runner import run_script
+from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 
 def capture_rank(job: CaptureJob, rank: int, connection: Connection, folder: Path, *, shown: bool) -> None:
@@ -44,7 +45,8 @@ def capture_rank(job: CaptureJob, rank: int, connection: Connection, folder: Pat
 
 def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) -> tuple[Trace, RankSummary]:
     messages = RankMessages(folder, rank, connection.send)
-    with FakeDevice(job.gpu, world=job.world, rank=rank, messages=messages) as device:
+    files = None if job.files is None else FileOverlay(job.files, shared=(folder,))
+    with FakeDevice(job.gpu, world=job.world, rank=rank, messages=messages, files=files) as device:
         run_script(
             job.path, job.arguments, device, skip=job.skip, steps=1, batch_size=job.batch_size, module=job.module
         )

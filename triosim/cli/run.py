@@ -60,6 +60,8 @@ OPTIONS = (
         "The step that the tables show. By default the median one."),
     Option("start_time", metavar="TIME", panel=GENERAL, help=
         "What the script's clock shows when it begins. By default 2026-01-01T00:00:00Z."),
+    Option("files", metavar="DIR", panel=GENERAL, help=
+        "The folder for what the script writes; files that exist stay as they are. By default a temporary one."),
     Option("loader_time", "time", "0 s", metavar="TIME", panel=GENERAL, help=
         "What the script waits for each batch of a DataLoader."),
     Option("patience", "time", "600 s", metavar="TIME", panel=GENERAL, help=
@@ -113,6 +115,7 @@ def command(
         step=given["step"],
         start_time=_seconds(given["start_time"]),
         loader_seconds=given["loader_time"],
+        files=given["files"],
         patience=given["patience"],
     )
     status, result = live.run_live(request, config)

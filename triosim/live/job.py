@@ -17,6 +17,7 @@ class LiveJob:
     distributed: whether the script finds the environment of torchrun, as in a world of several ranks.
     steps: after how many steps it is ended; None: when it ends by itself.
     start_time: the time of the day at which it begins, in seconds since 1970.
+    files: the folder that what the script writes goes into.
     loader_seconds: what the script waits for each batch of a ``DataLoader``.
     """
 
@@ -29,3 +30,4 @@ class LiveJob:
     steps: int | None = None
     start_time: float = START_TIME
     loader_seconds: float = 0.0
+    files: str | None = None

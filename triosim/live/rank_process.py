@@ -31,6 +31,7 @@ from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import script_line
 from triosim.tracer.script_runner import EnoughSteps, execute, show_error
 from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
+from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 #: Of so many different steps a trace is kept. Steps of most scripts are of one kind after the first two.
 _KEPT_TRACES = 8
@@ -71,8 +72,10 @@ def _status_of(job: LiveJob, rank: int, feed: TaskFeed, steps: _Steps, folder: P
     random.seed(0)
     torch.manual_seed(0)
     world = job.world if job.distributed else None
+    messages = _Messages(folder, rank, feed)
+    files = None if job.files is None else FileOverlay(job.files, shared=(folder,))
     try:
-        with FakeDevice(job.gpu, world=world, rank=rank, messages=_Messages(folder, rank, feed)) as device:
+        with FakeDevice(job.gpu, world=world, rank=rank, messages=messages, limited=True, files=files) as device:
             steps.device = device
             device.recorder.listener, feed.groups = feed, device.groups
             with Patches() as patches, steps.counted():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+import tempfile
 from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from statistics import median
 
 from triosim import gpus
-from triosim.capture.many_ranks import CapturedStreams, capture_ranks, checked_ranks
+from triosim.capture.many_ranks import CapturedStreams, captured_streams, checked_ranks
+from triosim.capture.process_pool import CaptureJob
 from triosim.config import RunConfig
 from triosim.errors import CaptureError
 from triosim.live.job import START_TIME, LiveJob
@@ -42,6 +45,7 @@ class Request:
     step: int | None = None
     start_time: float | None = None
     loader_seconds: float = 0.0
+    files: str | None = None
     patience: float = 600.0
 
     def job(self) -> LiveJob:
@@ -58,6 +62,7 @@ class Request:
             module=launch.module,
             steps=self.steps,
             loader_seconds=self.loader_seconds,
+            files=self.files or tempfile.mkdtemp(prefix="triosim-files-"),
             start_time=START_TIME if self.start_time is None else self.start_time,
         )
 
@@ -81,6 +86,7 @@ def run_live(request: Request, config: RunConfig) -> tuple[int, Result | None]:
         if found is not None and system.symmetry is not None:
             like = found.streams.like
         outcome = run.simulate(like, system, request.step)
+    _say_files(str(job.files), kept=request.files is not None)
     return outcome.status, _result(outcome, config)
 
 
@@ -89,13 +95,12 @@ def _compared(ranks: str, chosen: list[int] | None, job: LiveJob) -> CapturedStr
 
     None where the script has no such steps. Raises ``CaptureError`` then, where somebody has to say which ranks are to run.
     """
-    asked: str | list[int] = "auto" if chosen is None else [0] if ranks == "all" else _with_ends(chosen, job.world)
+    asked = None if chosen is None else [0] if ranks == "all" else _with_ends(chosen, job.world)
     hidden = io.StringIO()
     try:
-        with redirect_stderr(hidden):
-            return capture_ranks(
-                job.path, job.arguments, world=job.world, ranks=asked, gpu=job.gpu, quiet=True, module=job.module
-            )
+        with redirect_stderr(hidden), tempfile.TemporaryDirectory(prefix="triosim-") as files:
+            capture = CaptureJob(job.path, job.arguments, job.gpu, job.world, 1, None, job.module, files)
+            return captured_streams(capture, asked, quiet=True)
     except CaptureError as error:
         if chosen is not None or job.world <= _FEW:
             return None
@@ -115,6 +120,14 @@ def _followed(chosen: list[int] | None, found: CapturedStreams | None, world: in
 
 def _with_ends(ranks: Iterable[int], world: int) -> list[int]:
     return sorted({0, world - 1, *ranks})
+
+
+def _say_files(folder: str, *, kept: bool) -> None:
+    """Say where what the script wrote lies; a temporary folder without any is removed."""
+    if os.listdir(folder):
+        print(f"triosim: what the script wrote is in {folder}", file=sys.stderr)
+    elif not kept:
+        os.rmdir(folder)
 
 
 def _say_interrupted(outcome: LiveOutcome) -> None:
