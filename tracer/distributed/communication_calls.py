@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import _resolve_process_group
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, ReduceOp
 
 from triosim.trace import Communication, CommunicationKind
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.device.known_contents import flat
+from triosim.tracer.distributed import known_values
+from triosim.tracer.distributed.known_values import Exchange
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.pytorch_version import required
 from triosim.tracer.recorder.recorder import Recorder, on_device
@@ -65,6 +67,11 @@ _FUNCTIONAL: dict[str, tuple[CommunicationKind, str]] = {
 }
 
 
+#: The arguments of a process group's operator that hold what it reads, and what it writes.
+_GIVEN = ("input_tensors", "input_tensor", "input", "inputs", "tensors")
+_WRITTEN = ("output_tensors", "output_tensor", "output", "outputs", "tensors")
+
+
 class CommunicationCalls:
     """The recorder of communications, and of the works that they return."""
 
@@ -96,7 +103,8 @@ class CommunicationCalls:
         named = _named(function, args, kwargs)
         name = function._schema.name.partition("::")[2]
         kind, sized, aimed = _PROCESS_GROUP_CALLS[name]
-        axis = self.groups.axis(ProcessGroup.unbox(named["process_group"]).group_name)
+        group = ProcessGroup.unbox(named["process_group"])
+        axis = self.groups.axis(group.group_name)
         given = list(flat(args))
         asynchronous = bool(named.get("async_op", True))  # sends and receives always return a work
         work = FakeWork()
@@ -118,6 +126,7 @@ class CommunicationCalls:
                 shares=_sent(named, args[sized]) if kind == "all_to_all" else None,
             )
             self._record(function, asked, given, [])
+        known_values.follow(_contents_of(kind, name, named), _side(named, _GIVEN), _side(named, _WRITTEN), group)
         boxed = work.boxed()
         first = function._schema.returns[0].type
         return (args[0], boxed) if len(function._schema.returns) == 2 else boxed if first is not None else None
@@ -184,6 +193,8 @@ class CommunicationCalls:
             for tensor in made:
                 if on_device(tensor):
                     self._by_block[self.recorder.storages.of(tensor).number] = number
+            name = function._schema.name
+            known_values.follow(_contents_of(kind, name, named), given, made, _group(named["group_name"]))
         return result
 
     def _wait_tensor(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,6 +216,25 @@ class CommunicationCalls:
     def _axis(self, group: Any) -> str:
         found = group if isinstance(group, str) else None
         return self.groups.axis(_resolve_process_group(group).group_name if found is None else found)
+
+
+def _group(group: Any) -> ProcessGroup:
+    return _resolve_process_group(group)  # type: ignore[no-any-return]
+
+
+def _side(named: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Return the tensors that a process group's operator reads, or writes, by the names that its argument may have."""
+    return next((named[name] for name in names if name in named), ())
+
+
+def _contents_of(kind: CommunicationKind, name: str, named: dict[str, Any]) -> Exchange:
+    """Return what is known of how a communication's results follow from its contents."""
+    splits = [*(named.get("input_split_sizes") or ()), *(named.get("output_split_sizes") or ())]
+    equal = len(set(splits)) < 2 and not (kind == "reduce_scatter" and "coalesced" in name)
+    reduction = named.get("reduce_op")
+    if reduction is not None and not isinstance(reduction, str):
+        reduction = ReduceOp.RedOpType(reduction.op()).name.lower()
+    return Exchange(kind, reduction, equal)
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:
