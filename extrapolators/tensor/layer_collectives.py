@@ -26,11 +26,19 @@ _LOSS_BYTES_PER_TOKEN = 4.0  # what the ranks exchange of the loss is fp32
 class LayerCollectives:
     """Inserts collectives along a mesh axis into a program.
 
-    ``joint_inputs`` are groups of column-parallel layers that read the same input.
+    ``joint_inputs`` are groups of column-parallel layers that read the same input. Its gradient is reduced beside the product
+    for their weights' gradients where ``reduces_beside`` says so, and after it where not.
     """
 
     def __init__(
-        self, flow: Dataflow, gradients: LayerGradients, inserted: Insertions, axis: str, *, by_sequence: bool
+        self,
+        flow: Dataflow,
+        gradients: LayerGradients,
+        inserted: Insertions,
+        axis: str,
+        *,
+        by_sequence: bool,
+        reduces_beside: bool,
     ) -> None:
         self.joint_inputs: list[list[WeightLayer]] = []
         self._flow = flow
@@ -38,6 +46,7 @@ class LayerCollectives:
         self._inserted = inserted
         self._axis = axis
         self._by_sequence = by_sequence
+        self._reduces_beside = reduces_beside
         self._reduction: CollectiveKind = "reduce_scatter" if by_sequence else "all_reduce"
         self._partial: set[int] = set()  # storages of replicated parameters whose gradients are reduced
         self._unreduced: set[int] = set()  # storages of gradients that are summed in full before they are reduced
@@ -82,18 +91,21 @@ class LayerCollectives:
             self._reduce_input_gradient(group)
 
     def _reduce_input_gradient(self, layers: list[WeightLayer]) -> None:
-        """Insert one reduction for layers with the same input; it overlaps with the last one's weight gradient."""
+        """Insert one reduction for layers with the same input, beside the last one's weight gradient or after it."""
         self.joint_inputs.append(layers)
         backward = self._gradients.operators(layers)
         if layers[0].input is None or not self._has_input_gradient(layers[0]) or not backward:
             return
         last = self._gradients.last_of_input(backward)
+        early = backward[: backward.index(last)]
+        self._unreduced |= {t.storage for op in early for t in op.outputs if t.parameter is None}
+        if not self._reduces_beside:
+            self._after(backward[-1], self._reduction, layers[0].input_gradient_bytes)
+            return
         if self._gradients.may_compute_weights(last):
             self._inserted.split(last)
         key = TransferKey("gradient of the input", last.id)
         self._after(last, self._reduction, layers[0].input_gradient_bytes, key)
-        early = backward[: backward.index(last)]
-        self._unreduced |= {t.storage for op in early for t in op.outputs if t.parameter is None}
         reader = self._gradients.reader(last, backward, self.input_value(layers[0]))
         if reader is None:
             self._inserted.after(backward[-1], Await(key))

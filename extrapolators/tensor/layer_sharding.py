@@ -38,7 +38,15 @@ class LayerSharding:
     It works on the ``short`` program of a model with repeated layers: a decision for one of them holds for all.
     """
 
-    def __init__(self, repeats: LayerDeduplication, axis: str, ranks: int, *, by_sequence: bool = False) -> None:
+    def __init__(
+        self,
+        repeats: LayerDeduplication,
+        axis: str,
+        ranks: int,
+        *,
+        by_sequence: bool = False,
+        reduces_beside: bool = True,
+    ) -> None:
         self._before = program = repeats.short
         self._repeats = repeats
         self._by_sequence = by_sequence
@@ -58,7 +66,9 @@ class LayerSharding:
         gradients = LayerGradients(self._flow, self._layers, backward, self._shardings)
         self._inserted = Insertions(max(self._flow.by_id) + 1, gradients.of_weights)
         self._is_dtensor = program.stack is not None and program.stack.tensor_parallelism == "dtensor"
-        self._collectives = LayerCollectives(self._flow, gradients, self._inserted, axis, by_sequence=by_sequence)
+        self._collectives = LayerCollectives(
+            *(self._flow, gradients, self._inserted, axis), by_sequence=by_sequence, reduces_beside=reduces_beside
+        )
         self._region: SequenceRegion | None = None
         self._reduced_at_end: set[int] = set()  # storages of parameters whose gradients are reduced when the step ends
         self._projections: list[WeightLayer] = []  # to the vocabulary

@@ -49,6 +49,9 @@ class TensorParallel(Extrapolator):
         TP_STYLE, SEQUENCE_PARALLEL, GRADIENT_DTYPE,
         Option("overlap", "choice", "no", choices=("no", "ring"),
                help="tp with --sequence-parallel: whether products run in pieces while a ring brings their input."),
+        Option("async_allreduce", "choice", choices=("yes", "no"),
+               help="tp: whether an input's gradient is reduced beside the product for the weight's gradient, or after it. By "
+               "default the stack's: before 2022 Megatron-LM reduced it after."),
         Option("embedding_gradient", "choice", "share", choices=("share", "whole"),
                help="tp: whether a GPU has the gradient of its share of an embedding table, or of the whole table."),
     )  # fmt: skip
@@ -71,6 +74,10 @@ class TensorParallel(Extrapolator):
                 return self._sharded(program, repeats)
         return self._sharded(program, LayerDeduplication(program))
 
+    def _reduces_beside(self, program: Program) -> bool:
+        said = self.config.async_allreduce
+        return said == "yes" if said else program.stack is None or program.stack.async_allreduce
+
     @property
     def _rings(self) -> bool:
         return bool(self.config.overlap == "ring")
@@ -82,7 +89,11 @@ class TensorParallel(Extrapolator):
 
     def _sharded(self, program: Program, repeats: LayerDeduplication) -> Program:
         """Return the program of one rank: shard the short program of ``repeats``, then restore the other layers."""
-        layers = LayerSharding(repeats, self.axis, self.size, by_sequence=self.config.sequence_parallel)
+        layers = LayerSharding(
+            *(repeats, self.axis, self.size),
+            by_sequence=self.config.sequence_parallel,
+            reduces_beside=self._reduces_beside(program),
+        )
         in_pairs = self._in_pairs(program)
         if in_pairs:
             layers.shard_pairs()

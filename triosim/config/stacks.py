@@ -32,6 +32,8 @@ class Stack:
         bits, except the one that makes a Llama's logits: "fp8" by torchao, the rest by Transformer Engine, whose recipes
         ``triosim.models.operators.float8`` tells apart.
     tensor_parallelism: whose it is: "dtensor" is PyTorch's, "megatron" Megatron-LM's.
+    async_allreduce: whether tensor parallelism reduces the gradient of an input beside the product for the weight's gradient,
+        as Megatron-LM does since the end of 2021.
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
     call_seconds: the same of a communication.
     run_ahead: how many operators the host is ahead of its GPU at most, and then it waits for communication that its GPU waits
@@ -50,6 +52,7 @@ class Stack:
     call_seconds: float
     source: str
     run_ahead: int | None = None
+    async_allreduce: bool = True
 
     def summary(self) -> str:
         """Return what it is made of in one line, as a described trace keeps it under ``software``."""

@@ -4,7 +4,8 @@ Where a page gives TFLOP/s alone, the step's time follows from the FLOPs that Me
 Narayanan et al. (2021, table 1) ran ``examples/sc21/run_table_1.sh`` of Megatron-LM, which says micro-batches and layers of a
 virtual stage. The table of Megatron-Core 0.8 says that communication overlaps, which in a pipeline is interleaving: virtual
 stages are taken to have one layer, and micro-batches one sample; without a pipeline a replica's samples are one micro-batch.
-Attention is as of their time: unfused in 2021, fused (Transformer Engine) in 2024.
+Attention is as of their time: unfused in 2021, fused (Transformer Engine) in 2024; and gradients of inputs are all-reduced
+after the products for those of weights in 2021 (``--no-async-tensor-model-parallel-allreduce``).
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def _gpt(record: Record) -> Row:
         gpu=gpu,
         dtype="fp16" if record.text("precision") == "fp16" else None,
         attention="math" if old else None,
+        option=("async_allreduce=no",) if old and division.tp > 1 else (),
         gradient_dtype=None if old else "fp32",
         recompute="full" if "full" in record.text("recompute") else None,
     )

@@ -171,6 +171,20 @@ def test_the_gradient_of_an_input_is_reduced_beside_the_product_of_the_weight_gr
         assert [t.category for t in weight_half.operators[0].outputs] == ["gradient"]
 
 
+def test_an_all_reduce_that_is_not_asynchronous_follows_both_products() -> None:
+    plan = planned(traces.transformer(), "tp", 2, tp_style="megatron", options={"async_allreduce": "no"})
+    tasks = draw(plan.tasks(0))
+    for name in ("lm_head", "h.0.mlp.fc", "h.0.attn.q"):
+        backward = [
+            index
+            for index, task in enumerate(tasks)
+            if isinstance(task, Compute) and any(o.layer == name and o.phase == "backward" for o in task.operators)
+        ]
+        reduction = tasks[max(backward) + 1]
+        assert isinstance(reduction, Collective)
+        assert reduction.blocks
+
+
 def test_between_a_pair_each_rank_has_its_heads_and_its_features() -> None:
     plan = megatron(traces.transformer())
     (query,), (attention,), (projection,) = (layer(plan, f"h.0.attn{end}") for end in (".q", "", ".proj"))
