@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from triosim.configuration_search.outcome import Figures
 
 #: The correlation of the errors that one source of doubt makes in two configurations of a model on a system. Measured pairs of
-#: one node fit 0.65 best, those of many nodes 0.45 (``python -m validation search_regret``).
-CORRELATION = 0.5
+#: one node fit 0.55 best, those of many nodes 0.3 (``python -m validation search_regret``).
+CORRELATION = 0.4
 
 #: The standard deviation of a normal distribution over its mean absolute deviation, which a doubt is.
 _DEVIATION = math.sqrt(math.pi / 2)
