@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from triosim.configuration_search.outcome import Figures
 
 #: The correlation of the errors that one source of doubt makes in two configurations of a model on a system. Measured pairs of
-#: one node fit 0.55 best, those of many nodes 0.3 (``python -m validation search_regret``).
+#: one node fit 0.55 best, those of many nodes 0.2 (``python -m validation search_regret``).
 CORRELATION = 0.4
 
 #: The standard deviation of a normal distribution over its mean absolute deviation, which a doubt is.
