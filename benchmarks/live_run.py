@@ -49,7 +49,7 @@ CASES = {
         128,
     ),
     **{
-        f"1024-{processes}": Case("tiny Llama, FSDP2", "fsdp2.py", "--model tiny --sequence 64", 1024, processes)
+        f"1024-{processes}": Case("Llama 1B, FSDP2", "fsdp2.py", "--model 1b --sequence 512", 1024, processes)
         for processes in (2, 8, 64)
     },
 }
