@@ -48,6 +48,12 @@ def test_data_of_another_device_is_assigned_in_place(device: FakeDevice, width: 
     train(model, width)
 
 
+def test_a_model_of_copied_layers_moves_to_the_gpu(device: FakeDevice) -> None:
+    """Weights of 512 x 1,536 are fake on the host too."""
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, batch_first=True), 2).cuda()
+    assert all(parameter.is_cuda for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("width", [8, LARGE])
 def test_fsdp2_moves_a_model_that_lives_on_the_host(width: int) -> None:
     """Each of four ranks holds a quarter of the rows."""

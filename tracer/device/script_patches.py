@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -100,6 +100,7 @@ def complete_torchvision() -> None:
 def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     tensor = torch.Tensor
     yield Patch(torch.utils, "swap_tensors", _swap(fake_mode))
+    yield Patch(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda tensor: []))
     yield Patch(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
     yield Patch(fake_tensor, "init_gpu_context", lambda device: None, missing="leave")  # asks the driver, in 2.11
     # PyTorch itself reads the addresses of tensors, and would warn of each fake one.
@@ -120,15 +121,16 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
 
 
 def _swap(fake_mode: FakeTensorMode) -> Any:
-    """Return a ``swap_tensors`` that works on fake tensors: PyTorch's refuses tensors that have weak references.
+    """Return a ``swap_tensors`` that works on fake tensors: PyTorch's refuses those with weak references, where it sees any.
 
-    ``FakeTensorMode`` keeps one to each fake tensor that it made from a real one, to return the same one again.
+    ``FakeTensorMode`` keeps some to each fake tensor that it made from another one, to return the same one again.
     """
     original = torch.utils.swap_tensors
     converter = fake_mode.fake_tensor_converter.meta_converter
 
     def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
         converter.tensor_memo.clear()
+        converter.describer.lookup_tensor.clear()
         original(first, second)  # type: ignore[no-untyped-call]
 
     return swap_tensors

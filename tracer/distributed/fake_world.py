@@ -175,7 +175,8 @@ def _objects() -> Iterator[Patch]:
     def scatter_object_list(
         scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, *_: Any, **__: Any
     ) -> None:
-        scatter_object_output_list[0] = scatter_object_input_list[0] if scatter_object_input_list else None
+        given = scatter_object_input_list
+        scatter_object_output_list[0] = given[dist.get_rank() % len(given)] if given else None
 
     for owner in (dist, distributed_c10d):
         yield Patch(owner, "all_gather_object", all_gather_object)

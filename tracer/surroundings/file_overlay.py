@@ -72,11 +72,8 @@ class FileOverlay:
 
     def _upper(self, path: Any) -> str | None:
         """Return the place in the folder for a path; None where it is written as it is."""
-        whole = os.fsdecode(path)
-        whole = os.path.join(
-            os.path.realpath(os.path.dirname(os.path.abspath(whole))), os.path.basename(whole.rstrip("/"))
-        )
-        whole = os.path.normpath(whole)
+        folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
+        whole = os.path.join(os.path.realpath(folder), name)
         if f"{whole}{os.sep}".startswith(self._below):
             return None
         return os.path.join(self.folder, whole.lstrip(os.sep))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.checkpoint import default_planner
+from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map_only
 
@@ -161,7 +162,9 @@ def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
 
         return tree_map_only(torch.Tensor, placed, found)
 
-    # A distributed checkpoint has the shards of the ranks that run, which need not be all: each writes all that it holds.
+    # A distributed checkpoint has the shards of the ranks that run, which need not be all: each plans for itself, and writes
+    # all that it holds.
+    yield Patch(_DistWrapper, "__init__", _coordinating(required(_DistWrapper, "__init__")))
     yield Patch(default_planner, "dedup_save_plans", lambda plans, *_, **__: plans, "leave")
     lists = "list" in str(required(default_planner, "_validate_global_plan").__annotations__["return"])  # what is wrong
     yield Patch(default_planner, "_validate_global_plan", lambda *_: [] if lists else True)
@@ -169,6 +172,16 @@ def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
     yield Patch(torch, "load", load_shapes)
     yield Patch(torch.serialization, "save", save_shapes)
     yield Patch(torch.serialization, "load", load_shapes)
+
+
+def _coordinating(make: Any) -> Any:
+    """Return an initialiser by which each rank is the one that plans a checkpoint."""
+
+    def __init__(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:  # noqa: N807
+        make(self, group, use_dist, coordinator_rank)
+        self.is_coordinator = True
+
+    return __init__
 
 
 def _device(map_location: Any, place: str) -> torch.device:

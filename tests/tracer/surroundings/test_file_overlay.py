@@ -99,6 +99,8 @@ def test_relative_paths_links_and_temporary_files(
         file.write("here")
     os.symlink("here.txt", "link.txt")
     assert Path("link.txt").read_text() == "here"
+    assert os.listdir() == os.listdir(".") == ["deep", "here.txt", "link.txt", "notes.txt"]
+    assert sorted(entry.name for entry in os.scandir(".")) == os.listdir(".")
     with tempfile.TemporaryDirectory() as temporary:
         Path(temporary, "one").write_text("1")
         assert os.listdir(temporary) == ["one"]

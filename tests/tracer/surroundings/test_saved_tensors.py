@@ -89,8 +89,9 @@ def test_files_of_safetensors_are_written_and_read_by_shape(tmp_path: Path, over
         assert (again["weight"].shape, again["weight"].is_cuda) == ((WIDTH, WIDTH), True)
 
 
-def test_a_distributed_checkpoint_is_written_and_read(tmp_path: Path, overlay: FileOverlay) -> None:
-    with FakeDevice("H100-SXM", world=4, files=overlay):
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_distributed_checkpoint_is_written_and_read(tmp_path: Path, overlay: FileOverlay, rank: int) -> None:
+    with FakeDevice("H100-SXM", world=4, rank=rank, files=overlay):
         dist.init_process_group("nccl")
         model = fully_shard(nn.Linear(WIDTH, WIDTH).cuda())
         dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "dcp")
