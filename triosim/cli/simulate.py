@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from triosim.cli import by_rules
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
-from triosim.cli.subject import TracePath, configured, named_reports, with_reports
+from triosim.cli.subject import ConfiguredRun, TracePath, WrittenReport, configured, named_reports, with_reports
 from triosim.config import Option
 from triosim.config.option import OUTPUT
 from triosim.reports.terminal.progress import Progress
@@ -101,6 +102,11 @@ def command(trace: TracePath = None, **given: Any) -> None:
         if given["what_if"]:
             simulate = partial(what_if.what_if_config, started=progress.labelled)
         result = simulate(run.subject, run.config, progress=progress)
+    _hand_out(result, run, written, given)
+
+
+def _hand_out(result: Any, run: ConfiguredRun, written: Sequence[WrittenReport], given: Mapping[str, Any]) -> None:
+    """Write a result to the files that were asked for, and show it."""
     if given["output"] is not None:
         result.save(given["output"])
     for report in written:
