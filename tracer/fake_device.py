@@ -39,7 +39,7 @@ from triosim.tracer.patches import Patches, only_capture
 from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of
 from triosim.tracer.recorder.recorder import Recorder
-from triosim.tracer.steps import StepCounter, StepObservations, class_name, module_calls, optimizer_steps, unwrapped
+from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
 from triosim.tracer.surroundings import saved_tensors
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
@@ -137,7 +137,7 @@ class FakeDevice:
         batch_size = observed.batch_size
         if batch_size is None:
             raise CaptureError("no module was called with a tensor in this step", fix="give the batch size")
-        model = "unknown" if observed.model is None else class_name(unwrapped(observed.model))
+        model = observed.model_name or "unknown"
         trace = trace_of(
             step, self.recorder.storages, batch_size=batch_size, model=model, gpu=self.gpu.name, software=_software()
         )

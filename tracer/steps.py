@@ -6,8 +6,10 @@ A step ends when the optimizer that was called first returns from ``step()``. Wh
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triosim.tracer.pytorch_version import required
@@ -28,13 +30,24 @@ class Observer(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Calls:
+    """The calls of an outermost module in the running step: the first dimensions of its first tensor arguments, summed."""
+
+    module: weakref.ref[torch.nn.Module]
+    name: str
+    parameters: int
+    samples: int = 0
+
+
 class StepObservations:
     """The observed ``optimizers``, in the order in which they were first called, the ``model`` and the ``batch_size``.
 
     The model is the module with the most parameters among those that the script itself called in the last step that called any
-    (a loss is a module too). The batch size is the sum of the first dimensions of its first tensor argument over the calls in
-    that step; None where no call had a tensor. A model and a batch size that the caller gives are kept. ``joined`` says that in
-    the last step a further optimizer was called for the first time.
+    (a loss is a module too); ``model_name`` is its class. The batch size is the sum of the first dimensions of its first tensor
+    argument over the calls in that step; None where no call had a tensor. A model and a batch size that the caller gives are
+    kept. ``joined`` says that in the last step a further optimizer was called for the first time. What the script deletes is
+    not kept alive: the model is None from then on, and the optimizer no longer among the others.
     """
 
     def __init__(
@@ -44,26 +57,52 @@ class StepObservations:
         optimizer: torch.optim.Optimizer | None = None,
         batch_size: int | None = None,
     ) -> None:
-        self.optimizers: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
-        self._samples: dict[torch.nn.Module, int] = {}  # by outermost module, in the running step
-        self.model, self._given_model = model, model
+        self._given = model, optimizer  # kept alive
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = (
+            [] if optimizer is None else [weakref.ref(optimizer)]
+        )
+        self._calls: dict[int, _Calls] = {}  # by the id of an outermost module, in the running step
+        self._model = None if model is None else weakref.ref(model)
+        self.model_name = None if model is None else class_name(unwrapped(model))
         self.batch_size, self._given_batch_size = batch_size, batch_size
         self.joined = False
-        self._known = 1  # optimizers before the running step
+        self._joining = False  # in the running step
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model, None where there is none, or none any more."""
+        return None if self._model is None else self._model()
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that still exist."""
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Note that an optimizer returned from ``step()``, and return whether it is the first one."""
+        known = self.optimizers
+        if not any(optimizer is other for other in known):
+            self._joining = self._joining or bool(known)
+            self._optimizers.append(weakref.ref(optimizer))
+        return not known or optimizer is known[0]
 
     def called(self, module: torch.nn.Module, arguments: Any) -> None:
         """Note that an outermost module was called with these arguments."""
-        self._samples[module] = self._samples.get(module, 0) + _samples(arguments)
+        calls = self._calls.get(id(module))
+        if calls is None or calls.module() is not module:  # the id may have been that of a module that is gone
+            parameters = sum(one.numel() for one in module.parameters())
+            calls = self._calls[id(module)] = _Calls(weakref.ref(module), class_name(unwrapped(module)), parameters)
+        calls.samples += _samples(arguments)
 
     def step_over(self) -> None:
         """Work out model and batch size from the calls of the step."""
-        self.joined = len(self.optimizers) > self._known
-        self._known = max(len(self.optimizers), 1)
-        if self._samples:
-            largest = max(self._samples, key=lambda module: sum(one.numel() for one in module.parameters()))
-            self.model = largest if self._given_model is None else self._given_model
-            self.batch_size = self._given_batch_size or self._samples[largest] or None
-        self._samples = {}
+        self.joined, self._joining = self._joining, False
+        if self._calls:
+            largest = max(self._calls.values(), key=lambda calls: calls.parameters)
+            if self._given[0] is None:
+                self._model, self.model_name = largest.module, largest.name
+            self.batch_size = self._given_batch_size or largest.samples or None
+        self._calls = {}
 
 
 class StepCounter:
@@ -131,9 +170,7 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], observed: Ste
             pass  # one whose step raised, and was caught
         if running or torch._C._current_graph_task_id() != -1:  # inside of another one, or of the backward pass
             return
-        if not any(optimizer is other for other in observed.optimizers):
-            observed.optimizers.append(optimizer)
-        if optimizer is observed.optimizers[0]:
+        if observed.stepped(optimizer):
             observed.step_over()
             over(optimizer)
 

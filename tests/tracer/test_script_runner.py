@@ -32,11 +32,14 @@ print("over")
 
 
 class Told:
-    """An observer that writes down what it is told, and who was observed by then."""
+    """An observer that writes down what it is told, and who was observed by then, whom it may keep alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = True) -> None:
+        self.keeps = keeps
         self.calls: list[tuple[str, int]] = []
         self.seen: StepObservations | None = None
+        self.model: torch.nn.Module | None = None
+        self.optimizers: list[torch.optim.Optimizer] = []
 
     def step_begins(self, number: int, observed: StepObservations) -> None:
         self.calls.append(("begins", number))
@@ -44,6 +47,8 @@ class Told:
     def step_ends(self, number: int, observed: StepObservations) -> None:
         self.calls.append(("ends", number))
         self.seen = observed
+        if self.keeps:
+            self.model, self.optimizers = observed.model, observed.optimizers
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> Path:
@@ -64,10 +69,11 @@ def test_a_script_is_stopped_when_the_wanted_steps_are_over(tmp_path: Path, caps
 
 
 def test_the_model_is_told_from_the_loss_and_the_batch_from_its_input(tmp_path: Path) -> None:
-    observed = run_script(training(tmp_path), [], Told())
-    assert [type(part).__name__ for part in observed.model or ()] == ["Linear", "Linear"]
+    told = Told()
+    observed = run_script(training(tmp_path), [], told)
+    assert [type(part).__name__ for part in told.model or ()] == ["Linear", "Linear"]
     assert observed.batch_size == 6
-    assert [type(optimizer) for optimizer in observed.optimizers] == [torch.optim.SGD]
+    assert [type(optimizer) for optimizer in told.optimizers] == [torch.optim.SGD]
 
 
 def test_backward_passes_before_one_step_of_the_optimizer_are_one_step(tmp_path: Path) -> None:
@@ -75,6 +81,25 @@ def test_backward_passes_before_one_step_of_the_optimizer_are_one_step(tmp_path:
     observed = run_script(training(tmp_path, 1, "for _ in range(3):"), [], told)
     assert told.calls == [("begins", 0), ("ends", 0)]
     assert observed.batch_size == 18
+
+
+def test_a_deleted_model_is_freed_and_the_next_one_trains_in_steps_too(tmp_path: Path) -> None:
+    text = """
+import weakref, torch
+def train(width):
+    model = torch.nn.Linear(width, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(width, width)).sum().backward()
+    optimizer.step()
+    return weakref.ref(model), weakref.ref(optimizer)
+first = train(3)
+assert [part() for part in first] == [None, None]
+train(2)
+"""
+    told = Told(keeps=False)
+    observed = run_script(script(tmp_path, text), [], told, steps=3, least=2)
+    assert told.calls == [("begins", 0), ("ends", 0), ("begins", 1), ("ends", 1), ("begins", 2)]
+    assert (observed.model, observed.model_name, observed.optimizers) == (None, "Linear", [])
 
 
 def test_the_script_is_main_with_its_own_arguments_and_folder(
@@ -185,9 +210,9 @@ weight.sum().backward()
 Outer().step()
 """
     told = Told()
-    observed = run_script(script(tmp_path, text), [], told)
+    run_script(script(tmp_path, text), [], told)
     assert told.calls == [("begins", 0), ("ends", 0)]
-    assert [type(optimizer).__name__ for optimizer in observed.optimizers] == ["Outer"]
+    assert [type(optimizer).__name__ for optimizer in told.optimizers] == ["Outer"]
 
 
 def test_there_must_be_a_script(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from triosim.tracer.profiler.annotations import (
     only_our_annotations,
 )
 from triosim.tracer.profiler.full_profile import FullProfile, quiet
-from triosim.tracer.steps import StepObservations, class_name, unwrapped
+from triosim.tracer.steps import StepObservations
 
 PROFILER_FILE = "profiler.json"
 EXECUTION_TRACE_FILE = "execution_trace.json"
@@ -134,7 +134,7 @@ class StepProfiler:
             lightly=self._light,
             batch_size=observed.batch_size,
         )
-        model = trace.model if observed.model is None else class_name(unwrapped(observed.model))
+        model = observed.model_name or trace.model
         software = {**trace.software, "torch": torch.__version__, "profiler": self._description(separate)}
         return dataclasses.replace(trace, model=model, step_seconds=self.cost.plain, software=software, source="")
 
