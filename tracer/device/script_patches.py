@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import profiler as autograd_profiler
 from torch.utils.data import DataLoader
 
 from triosim.tracer.device import assumed_values, known_contents
@@ -115,6 +116,7 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(tensor, "__format__", _format)
     yield Patch(torch.UntypedStorage, "resize_", _resize(recorder))
     yield Patch(DataLoader, "__init__", _loader(recorder))
+    yield Patch(autograd_profiler.profile, "__init__", _profile(recorder))
     yield from compilation_patches(
         lambda model: None if getattr(model, "__name__", "") in _FLEX_ATTENTION else recorder.note(LEFT_OUT)
     )
@@ -248,5 +250,20 @@ def _loader(recorder: Recorder) -> Any:
                 given.pop(name, None)
         given.pop("pin_memory", None)
         original(**given)
+
+    return __init__
+
+
+def _profile(recorder: Recorder) -> Any:
+    """Return a profiler that profiles the host alone: of each operator PyTorch's would print that no GPU records its events."""
+    original = autograd_profiler.profile.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        on_gpu = kwargs.get("use_device") == "cuda" or bool(kwargs.get("use_cuda"))
+        original(self, *args, **({**kwargs, "use_cpu": True} if on_gpu else kwargs))
+        if on_gpu and self.enabled:
+            recorder.note("torch.profiler sees the host alone, in real time: there are no kernels in its profiles")
+            self.profiler_kind = autograd_profiler.ProfilerState.KINETO
+            self.kineto_activities.discard(autograd_profiler.ProfilerActivity.CUDA)
 
     return __init__

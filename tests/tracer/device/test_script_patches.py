@@ -185,6 +185,19 @@ def test_compilation_loaders_and_checkpoints_of_the_script_are_left_out_and_said
     assert capture.trace.batch_size == 16
 
 
+@pytest.mark.parametrize("on_host", [True, False])
+def test_a_profiler_of_the_gpu_profiles_the_host_in_silence(on_host: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    profiler = torch.profiler
+    activities = [profiler.ProfilerActivity.CPU] * on_host + [profiler.ProfilerActivity.CUDA]
+    with fake_capture("H100-SXM") as capture, profiler.profile(activities=activities, profile_memory=True) as profile:
+        train_a_step()
+    seconds = {row.key: row.device_time_total for row in profile.key_averages()}
+    assert "aten::addmm" in seconds
+    assert set(seconds.values()) == {0}
+    assert "CUDA event" not in capfd.readouterr().err
+    assert any("the host alone" in note for note in capture.notes)
+
+
 def test_pinned_memory_and_generators_are_as_on_the_host() -> None:
     with fake_capture("H100-SXM"):
         generator = torch.Generator(device="cuda").manual_seed(3)
