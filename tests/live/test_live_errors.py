@@ -84,6 +84,15 @@ def test_a_rank_that_raises_ends_the_others(tmp_path: Path) -> None:
     assert "triosim: rank 1 ended with status 1: the others are ended" in done.stderr
 
 
+def test_a_rank_that_raises_says_why_where_others_are_shown(tmp_path: Path) -> None:
+    """Of the rank that failed only its standard error is shown, and that once."""
+    script = FAILING.replace("raise", "print('not shown'); raise")
+    done = run(tmp_path, script, "--world", "2", "--ranks", "all", "--print-ranks", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("ValueError: of rank 1") == 1
+    assert done.stderr.index("ValueError: of rank 1") < done.stderr.index("triosim: rank 1 ended with status 1")
+
+
 def test_a_process_that_the_script_forks_may_print_and_has_no_gpu(tmp_path: Path) -> None:
     done = run(tmp_path, FORKING, "-q")
     assert done.stdout.splitlines() == [

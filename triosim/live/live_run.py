@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
@@ -17,10 +16,10 @@ from triosim.capture.process_pool import start_method
 from triosim.compute.pricing.prediction import with_predicted_times
 from triosim.engine import Engine
 from triosim.errors import OptionError
-from triosim.live.items import Said
 from triosim.live.job import LiveJob
 from triosim.live.live_streams import LiveGroups, LiveStreams
 from triosim.live.live_system import LiveSystem
+from triosim.live.output import RankOutput
 from triosim.live.rank_hosts import ScriptFailed
 from triosim.live.running_rank import RunningRank
 from triosim.trace import Trace
@@ -57,14 +56,14 @@ class LiveOutcome:
 class LiveRun:
     """A script that runs as some ``ranks`` of a world on simulated GPUs; on leaving, its processes end.
 
-    ``write`` gets what they print, in the order of the simulated time. A rank that launches nothing for ``patience`` seconds of
+    ``output`` gets what they print, in the order of the simulated time. A rank that launches nothing for ``patience`` seconds of
     real time hangs.
     """
 
-    def __init__(self, job: LiveJob, ranks: Sequence[int], write: Callable[[int, Said], None], patience: float) -> None:
+    def __init__(self, job: LiveJob, ranks: Sequence[int], output: RankOutput, patience: float) -> None:
         self.job = job
         self._patience = patience
-        self._write = write
+        self._output = output
         self._groups = LiveGroups()
         self._groups.add({"world": [tuple(range(job.world))]})
         self._folder = tempfile.TemporaryDirectory(prefix="triosim-")
@@ -95,7 +94,7 @@ class LiveRun:
         simulated = range(self.job.world) if symmetry is None else symmetry.representatives
         homes = {rank: rank if symmetry is None else symmetry.representative(rank) for rank in running}
         models = {rank: like[rank] for rank in simulated}
-        streams = LiveStreams(running, models, homes, self._groups, self._write)
+        streams = LiveStreams(running, models, homes, self._groups, self._output)
         engine = Engine(system.network.env, system.network, system.engine, symmetry=symmetry)
         status = 0
         try:
@@ -103,9 +102,7 @@ class LiveRun:
         except ScriptFailed as failed:
             status = failed.status
             if self.job.world > 1:
-                print(
-                    f"triosim: rank {failed.args[0]} ended with status {status}: the others are ended", file=sys.stderr
-                )
+                self._output.failed(failed.rank, status)
         except KeyboardInterrupt:
             status = INTERRUPTED
         steps = _steps(streams)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from triosim.errors import OutputError
 from triosim.live.items import Said
+
+
+#: Of so many writes of a rank to its standard error, which the terminal does not show, those before a failure are shown.
+_HELD_WRITES = 400
 
 
 class RankOutput(ExitStack):
@@ -20,6 +25,7 @@ class RankOutput(ExitStack):
         self._shown = shown
         self._folder = None if folder is None else Path(folder)
         self._files: dict[int, BinaryIO] = {}
+        self._held: dict[int, deque[bytes]] = {}  # standard error of ranks that are not shown
         if self._folder is not None:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -34,6 +40,16 @@ class RankOutput(ExitStack):
                 self._files[rank] = self.enter_context((self._folder / f"rank-{rank}.log").open("wb"))
             self._files[rank].write(said.text)
         if self._shown is None or rank in self._shown:
-            stream = sys.stdout if said.stream == "out" else sys.stderr
-            stream.write(said.text.decode("utf-8", errors="replace"))
-            stream.flush()
+            _write(sys.stdout if said.stream == "out" else sys.stderr, said.text)
+        elif said.stream == "err":
+            self._held.setdefault(rank, deque(maxlen=_HELD_WRITES)).append(said.text)
+
+    def failed(self, rank: int, status: int) -> None:
+        """Say that a rank failed, and show what it wrote to its standard error, whichever ranks are shown."""
+        _write(sys.stderr, b"".join(self._held.pop(rank, ())))
+        print(f"triosim: rank {rank} ended with status {status}: the others are ended", file=sys.stderr)
+
+
+def _write(stream: TextIO, text: bytes) -> None:
+    stream.write(text.decode("utf-8", errors="replace"))
+    stream.flush()

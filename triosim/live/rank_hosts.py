@@ -25,6 +25,11 @@ class ScriptFailed(Exception):
     """Raised in the simulation when the script ended with an error: the rank, and its exit status."""
 
     @property
+    def rank(self) -> int:
+        """The rank whose script failed."""
+        return int(self.args[0])
+
+    @property
     def status(self) -> int:
         """The script's exit status."""
         return int(self.args[1])
