@@ -38,6 +38,21 @@ for step in range(4):
 """
 )
 
+#: The first rank takes long to write a file, and all read it after they have met.
+CHECKPOINT = (
+    SETUP
+    + """
+import threading
+for round in range(3):
+    if rank == 0:
+        threading.Event().wait(0.5)
+        time.sleep(2)
+        open(f"{round}.txt", "w").write("written")
+    MEET
+    print(rank, open(f"{round}.txt").read(), round, f"{time.perf_counter():.2f}")
+"""
+)
+
 
 def run(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own, so that its ranks are forked as from a terminal."""
@@ -53,6 +68,14 @@ def test_ranks_wait_for_a_late_one_in_simulated_time(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == sorted(lines)  # rank 0 stands for 1 and 2, which print nothing
     assert (tmp_path / "logs" / "rank-3.log").read_text(encoding="utf-8").splitlines() == lines[1::2]
     assert run(tmp_path, STRAGGLER, "--world", "4", "-q").stdout == done.stdout
+
+
+@pytest.mark.parametrize("call", ["dist.barrier()", "dist.broadcast_object_list([1], src=0)"])
+def test_a_barrier_holds_the_processes_of_ranks(tmp_path: Path, call: str) -> None:
+    done = run(tmp_path, CHECKPOINT.replace("MEET", call), "--world", "3", "--ranks", "all", "-q")
+    assert done.returncode == 0, done.stderr
+    expected = [f"{rank} written {number} {2 * number + 2:.2f}" for rank in range(3) for number in range(3)]
+    assert sorted(done.stdout.splitlines()) == expected
 
 
 def test_the_terminal_shows_the_ranks_that_are_asked_for(tmp_path: Path) -> None:

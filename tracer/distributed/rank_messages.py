@@ -20,12 +20,22 @@ _TIMEOUT_SECONDS = 300.0
 
 
 class RankMessages:
-    """The messages that one rank sends and receives. ``waits(other)`` is called each time that it waits for another rank."""
+    """The messages that one rank sends and receives. ``waits(other)`` is called each time that it waits for another rank.
 
-    def __init__(self, folder: str | os.PathLike[str], rank: int, waits: Callable[[int], None] | None = None) -> None:
+    It waits for ``patience`` seconds at most.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        rank: int,
+        waits: Callable[[int], None] | None = None,
+        patience: float = _TIMEOUT_SECONDS,
+    ) -> None:
         self.folder = Path(folder)
         self.rank = rank
         self._waits = waits
+        self._patience = patience
         self._counts: Counter[str] = Counter()  # by sender, receiver and subject
 
     def send(self, receiver: int, subject: str, value: Any) -> None:
@@ -35,6 +45,14 @@ class RankMessages:
     def receive(self, sender: int, subject: str) -> Any:
         """Return the next message from another rank; wait for it. Raises ``CaptureError`` when none comes."""
         return self.collect(self._next(sender, self.rank, subject), sender)
+
+    def announce(self, subject: str) -> None:
+        """Tell all ranks that this one has come to a place."""
+        self.deliver(self._next(self.rank, "all", subject), None)
+
+    def hear(self, sender: int, subject: str) -> None:
+        """Wait for what another rank announces next. Raises ``CaptureError`` when it does not."""
+        self.collect(self._next(sender, "all", subject), sender)
 
     def deliver(self, path: Path, value: Any) -> None:
         """Write a message to its file."""
@@ -46,14 +64,14 @@ class RankMessages:
         """Wait for the file of a message, and return the message. Raises ``CaptureError`` when none comes."""
         if not path.exists() and self._waits is not None:
             self._waits(sender)
-        end = time.monotonic() + _TIMEOUT_SECONDS
+        end = time.monotonic() + self._patience
         while not path.exists():
             if time.monotonic() > end:
                 raise CaptureError(f"rank {self.rank} waits for rank {sender} ({path.stem}), which does not answer")
             time.sleep(_POLL_SECONDS)
         return json.loads(path.read_text(encoding="utf-8"))
 
-    def _next(self, sender: int, receiver: int, subject: str) -> Path:
+    def _next(self, sender: int, receiver: int | str, subject: str) -> Path:
         name = f"{sender}-{receiver}-{subject}"
         self._counts[name] += 1
         return self.folder / f"{name}-{self._counts[name]}.json"

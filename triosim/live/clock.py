@@ -51,7 +51,7 @@ class SimulatedClock:
         """Return the seconds since the run began. Another thread gets the time that the main one read last."""
         if not self._feed.is_of_this_thread:
             return self._now
-        if self._feed.is_empty and self._reads:  # nothing else happened since
+        if self._feed.is_quiet and self._reads:  # nothing else happened since
             self._now += READ_SECONDS
             self._reads += 1
             return self._now

@@ -56,8 +56,8 @@ class LiveOutcome:
 class LiveRun:
     """A script that runs as some ``ranks`` of a world on simulated GPUs; on leaving, its processes end.
 
-    ``output`` gets what they print, in the order of the simulated time. A rank that launches nothing for ``patience`` seconds of
-    real time hangs.
+    ``output`` gets what they print, in the order of the simulated time. A rank that launches nothing for ``patience`` seconds
+    of real time hangs.
     """
 
     def __init__(self, job: LiveJob, ranks: Sequence[int], output: RankOutput, patience: float) -> None:
@@ -67,7 +67,7 @@ class LiveRun:
         self._groups = LiveGroups()
         self._groups.add({"world": [tuple(range(job.world))]})
         self._folder = tempfile.TemporaryDirectory(prefix="triosim-")
-        self._processes = {rank: self._started(rank) for rank in ranks}
+        self._processes = {rank: self._started(rank, ranks) for rank in ranks}
 
     def __enter__(self) -> LiveRun:
         return self
@@ -132,10 +132,11 @@ class LiveRun:
         groups = {family: tuple(every) for family, every in self._groups.groups.items()}
         return joined_streams(traces, like, groups, axes)
 
-    def _started(self, rank: int) -> tuple[Any, Any]:
+    def _started(self, rank: int, running: Sequence[int]) -> tuple[Any, Any]:
         context: Any = multiprocessing.get_context(start_method(_WORKER))
         ours, theirs = context.Pipe()
-        process = context.Process(target=_run_rank, args=(self.job, rank, theirs, self._folder.name), daemon=True)
+        given = (self.job, rank, tuple(running), theirs, self._folder.name)
+        process = context.Process(target=_run_rank, args=given, daemon=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; PyTorch's hold no locks
             process.start()
@@ -143,8 +144,8 @@ class LiveRun:
         return process, ours
 
 
-def _run_rank(job: LiveJob, rank: int, connection: Any, folder: str) -> None:
-    importlib.import_module(_WORKER).run_rank(job, rank, connection, folder)
+def _run_rank(*given: Any) -> None:
+    importlib.import_module(_WORKER).run_rank(*given)
 
 
 def _steps(streams: LiveStreams) -> tuple[LiveStep, ...]:

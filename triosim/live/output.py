@@ -12,7 +12,6 @@ from typing import BinaryIO, TextIO
 from triosim.errors import OutputError
 from triosim.live.items import Said
 
-
 #: Of so many writes of a rank to its standard error, which the terminal does not show, those before a failure are shown.
 _HELD_WRITES = 400
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import ctypes
 import io
+import math
 import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -20,7 +21,7 @@ import torch
 from torch.utils.data import dataloader
 
 from triosim.errors import CaptureError, TriosimError
-from triosim.live import clock
+from triosim.live import clock, meetings
 from triosim.live.items import At, Awaited, Posted, Said
 from triosim.live.job import LiveJob
 from triosim.live.task_feed import TaskFeed
@@ -43,8 +44,8 @@ _ROOT = str(Path(__file__).resolve().parents[1])
 _TRACER = str(Path(sys.modules[FakeDevice.__module__].__file__ or "").resolve().parent)
 
 
-def run_rank(job: LiveJob, rank: int, connection: Connection, folder: str) -> None:
-    """Run the script as a rank, and answer with the trace of a step where the simulation asks for one afterwards."""
+def run_rank(job: LiveJob, rank: int, running: Collection[int], connection: Connection, folder: str) -> None:
+    """Run the script as one of the ``running`` ranks; answer then with the traces of steps that the simulation asks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends this process
     _end_with_parent()
     atexit._clear()
@@ -54,7 +55,8 @@ def run_rank(job: LiveJob, rank: int, connection: Connection, folder: str) -> No
     sys.stdout, sys.stderr = _output(feed, "out"), _output(feed, "err")
     steps = _Steps(feed, job.steps)
     try:
-        status = _status_of(job, rank, feed, steps, Path(folder))
+        messages = _Messages(Path(folder), rank, feed)
+        status = _status_of(job, messages, running, feed, steps)
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -67,20 +69,20 @@ def run_rank(job: LiveJob, rank: int, connection: Connection, folder: str) -> No
         os._exit(0)
 
 
-def _status_of(job: LiveJob, rank: int, feed: TaskFeed, steps: _Steps, folder: Path) -> int:
+def _status_of(job: LiveJob, messages: _Messages, running: Collection[int], feed: TaskFeed, steps: _Steps) -> int:
     """Run the script; return its exit status. Its errors are shown as Python shows them, and ours with our frames."""
     random.seed(0)
     torch.manual_seed(0)
     world = job.world if job.distributed else None
-    messages = _Messages(folder, rank, feed)
-    files = None if job.files is None else FileOverlay(job.files, shared=(folder,))
+    files = None if job.files is None else FileOverlay(job.files, shared=(messages.folder,))
     try:
+        rank = messages.rank
         with FakeDevice(job.gpu, world=world, rank=rank, messages=messages, limited=True, files=files) as device:
             steps.device = device
             device.recorder.listener, feed.groups = feed, device.groups
             with Patches() as patches, steps.counted():
                 clock.install(patches, feed, job.start_time)
-                patches.make([_loader(feed, job.loader_seconds)])
+                patches.make([_loader(feed, job.loader_seconds), *meetings.patches(messages, running)])
                 execute(job.path, job.arguments, module=job.module)
         return 0
     except EnoughSteps:
@@ -190,7 +192,7 @@ class _Messages(RankMessages):
     """Messages between running ranks, of which the simulation is told, so that a rank waits in simulated time too."""
 
     def __init__(self, folder: Path, rank: int, feed: TaskFeed) -> None:
-        super().__init__(folder, rank)
+        super().__init__(folder, rank, patience=math.inf)  # the simulation finds ranks that wait for ever
         self._feed = feed
 
     def deliver(self, path: Path, value: Any) -> None:

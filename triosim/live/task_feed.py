@@ -45,6 +45,7 @@ class TaskFeed:
         self._open_batch: int | None = None
         self._timing = False
         self._detached = False
+        self._quiet = False
         self._sent_groups = 0
         self._fingerprint: list[Hashable] = []
         self.groups: ProcessGroups | None = None
@@ -151,7 +152,9 @@ class TaskFeed:
         """Ask the simulation, and wait for the answer."""
         self.send(question)
         self.flush()
-        return self._connection.recv()
+        answer = self._connection.recv()
+        self._quiet = True
+        return answer
 
     def end(self, status: int) -> None:
         """Say that the script ended."""
@@ -166,9 +169,9 @@ class TaskFeed:
         return threading.get_ident() == self._thread
 
     @property
-    def is_empty(self) -> bool:
-        """Whether everything was sent."""
-        return not self._items
+    def is_quiet(self) -> bool:
+        """Whether nothing happened since the last answer."""
+        return self._quiet
 
     def detach(self) -> None:
         """Send nothing any more: this is a process that the script forked. It may print, and must not use the GPU."""
@@ -184,6 +187,7 @@ class TaskFeed:
             return
         with self._lock:
             self._items.append(item)
+            self._quiet = False
         if len(self._items) >= _CHUNK and self._open_batch is None and self.is_of_this_thread:
             self.flush()
 
