@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from triosim.cli import run
 from triosim.errors import OptionError
 from triosim.live.launchers import Launch, launch_of
 
@@ -43,3 +44,10 @@ def test_a_command_line_without_a_script_is_refused(line: str) -> None:
 def test_a_number_that_is_none_is_refused_by_the_launchers_option() -> None:
     with pytest.raises(OptionError, match="torchrun --nproc-per-node: 'many' is not a number"):
         launch_of(["torchrun", "--nproc-per-node", "many", "train.py"])
+
+
+def test_a_script_has_no_options_of_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--topology" in shown
+    assert "Chakra" not in shown

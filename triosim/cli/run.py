@@ -13,7 +13,7 @@ from triosim.cli import options as o
 from triosim.cli.command import LaterModule, QuickCommand, show_on_terminal
 from triosim.cli.subject import chosen
 from triosim.config import Option, RunConfig
-from triosim.config.option import GENERAL, OUTPUT
+from triosim.config.option import CHAKRA, GENERAL, OUTPUT
 from triosim.errors import OptionError
 from triosim.gpus import DEFAULT_GPU
 from triosim.output_files import check_outputs
@@ -70,7 +70,9 @@ OPTIONS = (
     replace(o.QUIET, help="Print no tables: the script's output alone."),
 )
 SYSTEM_OPTIONS = tuple(
-    one for one in o.of_run("simulate") if not one.of_step and one.name not in _NOT_OURS
+    one
+    for one in o.of_run("simulate")
+    if not one.of_step and one.panel != CHAKRA and one.name not in _NOT_OURS
 )
 # fmt: on
 
