@@ -32,12 +32,16 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class _Calls:
-    """The calls of an outermost module in the running step: the first dimensions of its first tensor arguments, summed."""
+    """The calls of an outermost module in the running step: the first dimensions of its first tensor arguments, summed.
+
+    ``trained`` are those of calls whose gradients may be asked for.
+    """
 
     module: weakref.ref[torch.nn.Module]
     name: str
     parameters: int
     samples: int = 0
+    trained: int = 0
 
 
 class StepObservations:
@@ -45,7 +49,8 @@ class StepObservations:
 
     The model is the module with the most parameters among those that the script itself called in the last step that called any
     (a loss is a module too); ``model_name`` is its class. The batch size is the sum of the first dimensions of its first tensor
-    argument over the calls in that step; None where no call had a tensor. A model and a batch size that the caller gives are
+    argument over the calls in that step, those without gradients left out where others are (an evaluation, a pipeline that
+    finds its shapes); None where no call had a tensor. A model and a batch size that the caller gives are
     kept. ``joined`` says that in the last step a further optimizer was called for the first time. What the script deletes is
     not kept alive: the model is None from then on, and the optimizer no longer among the others.
     """
@@ -86,13 +91,15 @@ class StepObservations:
             self._optimizers.append(weakref.ref(optimizer))
         return not known or optimizer is known[0]
 
-    def called(self, module: torch.nn.Module, arguments: Any) -> None:
-        """Note that an outermost module was called with these arguments."""
+    def called(self, module: torch.nn.Module, arguments: Any, *, trains: bool = True) -> None:
+        """Note that an outermost module was called with these arguments; ``trains`` says that it may have gradients."""
         calls = self._calls.get(id(module))
         if calls is None or calls.module() is not module:  # the id may have been that of a module that is gone
             parameters = sum(one.numel() for one in module.parameters())
             calls = self._calls[id(module)] = _Calls(weakref.ref(module), class_name(unwrapped(module)), parameters)
-        calls.samples += _samples(arguments)
+        samples = _samples(arguments)
+        calls.samples += samples
+        calls.trained += samples if trains else 0
 
     def step_over(self) -> None:
         """Work out model and batch size from the calls of the step."""
@@ -101,7 +108,7 @@ class StepObservations:
             largest = max(self._calls.values(), key=lambda calls: calls.parameters)
             if self._given[0] is None:
                 self._model, self.model_name = largest.module, largest.name
-            self.batch_size = self._given_batch_size or largest.samples or None
+            self.batch_size = self._given_batch_size or largest.trained or largest.samples or None
         self._calls = {}
 
 
@@ -181,6 +188,7 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], observed: Ste
 @contextmanager
 def module_calls(observed: StepObservations) -> Iterator[None]:
     """Tell ``observed`` of each call of an outermost module. It costs each call of any module a little."""
+    from torch import is_grad_enabled
     from torch._C import _current_graph_task_id as current_graph_task_id
 
     depth = 0
@@ -193,7 +201,7 @@ def module_calls(observed: StepObservations) -> Iterator[None]:
         nonlocal depth
         depth -= 1
         if depth == 0 and current_graph_task_id() == -1:  # else computed again in the backward pass
-            observed.called(called, (arguments, keywords))
+            observed.called(called, (arguments, keywords), trains=is_grad_enabled())
 
     with module_hooks(enters, leaves):
         yield

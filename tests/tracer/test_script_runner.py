@@ -83,6 +83,12 @@ def test_backward_passes_before_one_step_of_the_optimizer_are_one_step(tmp_path:
     assert observed.batch_size == 18
 
 
+def test_samples_of_an_evaluation_are_not_those_of_the_step(tmp_path: Path) -> None:
+    evaluated = "with torch.no_grad():\n        model(torch.ones(100, 4))\n    for _ in range(3):"
+    observed = run_script(training(tmp_path, 1, evaluated), [], Told())
+    assert observed.batch_size == 18
+
+
 def test_a_deleted_model_is_freed_and_the_next_one_trains_in_steps_too(tmp_path: Path) -> None:
     text = """
 import weakref, torch

@@ -36,6 +36,8 @@ from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 #: Of so many different steps a trace is kept. Steps of most scripts are of one kind after the first two.
 _KEPT_TRACES = 8
+#: So many steps tell the batch size, the first of which may do more than the others. Observing each call takes time.
+_OBSERVED = 2
 _NO_END = 2**62
 _PR_SET_PDEATHSIG = 1
 #: What Python raises where code is wrong: in a frame of ours it is our mistake, and not the script's.
@@ -155,7 +157,8 @@ class _Steps:
 
         def over(optimizer: Any) -> None:
             counter.over(optimizer)
-            calls.close()  # the first step tells the batch size, and observing each call takes time
+            if counter.number == _OBSERVED:
+                calls.close()
             if counter.number == self.most:
                 raise EnoughSteps
 
