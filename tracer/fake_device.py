@@ -40,7 +40,7 @@ from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of
 from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
-from triosim.tracer.surroundings import saved_tensors
+from triosim.tracer.surroundings import nvidia_smi, saved_tensors
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 
@@ -107,6 +107,7 @@ class FakeDevice:
         undecomposed_operators.install(patches)
         script_patches.install(patches, recorder, fake_mode)
         saved_tensors.install(patches, recorder, self._files)
+        nvidia_smi.install(patches)
         if self._files is not None:
             self._files.install(patches)
         recorder.install(patches)
