@@ -17,6 +17,7 @@ from triosim.chakra.reading import EtReader
 from triosim.chakra.wire import to_varint, varint
 from triosim.chakra.workload import read_workload
 from triosim.chakra.writing import write_et
+from triosim.cli import run
 from triosim.errors import TopologyError, TraceError
 
 
@@ -81,7 +82,7 @@ def wrong_type(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (cut, "it ends within a message, after 1 nodes"),
+        (cut, "it ends within a message, after 1 nodes; the file is cut short: copy it again"),
         (endless, "a number of more than 64 bits"),
         (wrong_type, "the field id of a node has wire type 1"),
         (lambda _: b"", "the file is empty"),
@@ -96,6 +97,13 @@ def test_a_broken_file_is_named(tmp_path: Path, change: Callable[[bytes], bytes]
         read_workload(prefix)
     assert str(found.value).startswith(f"{path}: ")
     assert what in str(found.value)
+
+
+def test_a_network_that_is_shown_is_named_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "network.yml"
+    path.write_text("npus_count: [8]\n", encoding="utf-8")
+    assert run(["show", str(path)]) == 2
+    assert f"{path}: is a network of ASTRA-sim's, not a trace; give it to a run" in capsys.readouterr().err
 
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:

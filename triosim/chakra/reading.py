@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from triosim.chakra.attributes import EMPTY, read_attribute
 from triosim.chakra.nodes import Node, NodeType, Value
-from triosim.chakra.wire import WireError, fields, varint, varints
+from triosim.chakra.wire import CutShort, WireError, fields, varint, varints
 from triosim.errors import TraceError
 from triosim.garbage_collector import without_collecting
 
@@ -51,9 +51,9 @@ class EtReader:
             for message in messages:
                 found.append(self._node(message))
         except WireError as error:
-            raise TraceError(
-                f"{error}, after {len(found)} nodes", where=str(path), fix="give an .et file of Chakra 0.0.4 or later"
-            ) from None
+            cut = found and isinstance(error, CutShort)
+            fix = "the file is cut short: copy it again" if cut else "give an .et file of Chakra 0.0.4 or later"
+            raise TraceError(f"{error}, after {len(found)} nodes", where=str(path), fix=fix) from None
         if found and found[0].type not in NodeType._value2member_map_:
             raise TraceError(f"a node of type {found[0].type}", where=str(path), fix="older schemas are not read")
         return found
@@ -80,7 +80,7 @@ class EtReader:
                 pieces[key] = pieces.get(key, b"") + data[begin:after]
             at = after
         if at > end:
-            raise WireError("it ends within a node")
+            raise CutShort("a node")
         tail, name = pieces.get(_ATTRIBUTE, b""), pieces.get(_NAME, b"")
         attributes = self._attributes.get(tail)
         return Node(
@@ -102,7 +102,7 @@ class EtReader:
             key = tail[at]
             size, at = _length(tail, at + 1)
             if key != _ATTRIBUTE or at + size > end:
-                raise WireError("it ends within a node" if key == _ATTRIBUTE else _unexpected(key))
+                raise CutShort("a node") if key == _ATTRIBUTE else WireError(_unexpected(key))
             piece, at = tail[at : at + size], at + size
             name, value = self._single.get(piece) or _kept(self._single, piece, read_attribute(piece))
             found[name] = value
@@ -142,7 +142,7 @@ def _messages(data: bytes) -> Iterator[bytes]:
     while at < end:
         size, at = varint(data, at)
         if at + size > end:
-            raise WireError("it ends within a message")
+            raise CutShort("a message")
         yield data[at : at + size]
         at += size
 

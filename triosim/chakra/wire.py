@@ -11,12 +11,19 @@ class WireError(ValueError):
     """Bytes that are not protobuf: what is wrong with them."""
 
 
+class CutShort(WireError):
+    """Bytes that end too early: within what."""
+
+    def __str__(self) -> str:
+        return f"it ends within {self.args[0]}"
+
+
 def varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the unsigned integer that begins at a place, and where the next thing begins."""
     value = shift = 0
     while True:
         if at >= len(data):
-            raise WireError("it ends within a number")
+            raise CutShort("a number")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
@@ -61,7 +68,7 @@ def _bytes(data: bytes, at: int, wire: int) -> tuple[bytes, int]:
     else:
         raise WireError(f"there is no wire type {wire}")
     if at + size > len(data):
-        raise WireError("it ends within a field")
+        raise CutShort("a field")
     return data[at : at + size], at + size
 
 

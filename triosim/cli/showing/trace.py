@@ -13,6 +13,7 @@ from triosim.trace.formats import read
 
 catalogue = LaterModule("models.catalogue")
 workload = LaterModule("chakra.workload")
+network_file = LaterModule("chakra.inputs.network_file")
 graph_table = LaterModule("reports.terminal.graph_table")
 trace_table = LaterModule("reports.terminal.trace_table")
 streams_table = LaterModule("reports.terminal.streams_table")
@@ -36,5 +37,8 @@ def command(
     if given["trace_format"] is None and workload.is_prefix(trace):
         show_on_terminal(graph_table.render(trace, workload.read_workload(Path(trace), lenient=True)))
         return
+    if Path(trace).suffix in (".yml", ".yaml") and network_file.is_network(Path(trace)):
+        fix = "give it to a run: triosim simulate PREFIX --topology " + trace
+        raise TraceError("is a network of ASTRA-sim's, not a trace", where=trace, fix=fix)
     found = read(trace, given["trace_format"])
     show_on_terminal(trace_table.render(found) if isinstance(found, Trace) else streams_table.render(found))
