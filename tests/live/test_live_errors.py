@@ -77,6 +77,16 @@ def test_an_error_of_the_run_is_one_message(
     assert [one for one in said if one not in error] == []
 
 
+def test_a_script_with_process_groups_is_told_of_the_world(tmp_path: Path) -> None:
+    done = run(tmp_path, SETUP + "print(rank, world)\n", "-q")
+    assert done.returncode == 2
+    said = (
+        "triosim: error: train.py:4: the script makes process groups of GPUs; say how many ranks there are: --world N"
+    )
+    assert [said in line for line in done.stderr.splitlines()] == [True]
+    assert run(tmp_path, SETUP + "print(rank, world)\n", "-q", "--world", "1").stdout == "0 1\n"
+
+
 def test_a_rank_that_raises_ends_the_others(tmp_path: Path) -> None:
     done = run(tmp_path, FAILING, "--world", "2", "--ranks", "all")
     assert done.returncode == 1

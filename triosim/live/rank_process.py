@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.utils.data import dataloader
 
 from triosim.errors import CaptureError, TriosimError
@@ -84,7 +86,8 @@ def _status_of(job: LiveJob, messages: _Messages, running: Collection[int], feed
             device.recorder.listener, feed.groups = feed, device.groups
             with Patches() as patches, steps.counted():
                 clock.install(patches, feed, job.start_time)
-                patches.make([_loader(feed, job.loader_seconds), *meetings.patches(messages, running)])
+                patches.make([_loader(feed, job.loader_seconds)])
+                patches.make(meetings.patches(messages, running) if job.distributed else _without_world())
                 execute(job.path, job.arguments, module=job.module)
         return 0
     except EnoughSteps:
@@ -117,6 +120,20 @@ def _loader(feed: TaskFeed, seconds: float) -> Patch:
         return batch
 
     return Patch(dataloader._BaseDataLoaderIter, "__next__", __next__)
+
+
+def _without_world() -> Iterator[Patch]:
+    """Yield patches by which a script that makes process groups of GPUs is told how it gets a world of ranks."""
+    for owner in (dist, distributed_c10d):
+        original = owner.init_process_group
+
+        def init_process_group(backend: Any = None, *args: Any, _original: Any = original, **options: Any) -> None:
+            if "nccl" in str(backend).lower():
+                fix = "say how many ranks there are: --world N (1 is a world too)"
+                raise CaptureError("the script makes process groups of GPUs", where=script_line(), fix=fix)
+            _original(backend, *args, **options)
+
+        yield Patch(owner, "init_process_group", init_process_group)
 
 
 def _end_with_parent() -> None:
