@@ -61,7 +61,7 @@ def test_a_screened_search_proves_nothing_and_says_how_much_better_others_may_be
 def test_what_is_known_of_no_point_that_fits_is_said() -> None:
     found = triosim.search("llama3-8b(layers=64)", vary={"tp": [1, 2]}, **{**RUN, "gpus": 2})
     assert found.best is None
-    assert "no point fits: tp=2 needs" in str(found)
+    assert "no point fits: ddp=2 needs" in str(found)
 
 
 @pytest.mark.parametrize(
