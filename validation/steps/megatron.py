@@ -38,7 +38,7 @@ class OneNode(CommandFormat):
     name = "megatron-one-node"
     columns = (*_SIZES.values(), _TIME)
     tables = ("end_to_end/megatron_a100_single_node.csv.gz",)
-    sample = 40
+    sample = 160
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.05}
     published: ClassVar[Mapping[str, str]] = {"step time": "vTrain 8.37%"}
     recompute: ClassVar[str | None] = None
