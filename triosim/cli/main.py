@@ -47,7 +47,7 @@ class Commands(LazyGroup):
             "Run a training script until it has trained some steps, and write a trace of one of them.",
         ),
         "run": (
-            "triosim.cli.run",
+            "triosim.cli.live_run",
             "Run a training script, unchanged, to its end on GPUs that are not there: its own log shows the simulated times.",
         ),
         "convert": ("triosim.cli.convert", "Convert a trace to triosim's own format, or to a Chakra graph."),
