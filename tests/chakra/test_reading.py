@@ -113,6 +113,17 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
         read_workload(prefix)
 
 
+def test_a_rank_has_one_file_and_a_place_on_the_network(tmp_path: Path) -> None:
+    """ASTRA-sim leaves out the files of ranks that its network does not have."""
+    prefix = write_graphs(tmp_path, [[computation(0, 1)]] * 3)
+    with pytest.raises(TraceError, match="there is a rank 2, on a network of 2; give a network of all ranks"):
+        read_workload(prefix, 2)
+    assert "ranks 2 are not on the network" in read_workload(prefix, 2, lenient=True)[0].notes[0]
+    write_et(tmp_path / "w.1.et.gz", [])
+    with pytest.raises(TraceError, match=r"rank 1 has two files, w\.1\.et and w\.1\.et\.gz"):
+        read_workload(prefix)
+
+
 def test_a_folder_is_a_prefix_where_it_holds_one_workload(tmp_path: Path) -> None:
     write_graphs(tmp_path, [[computation(0, 1)]] * 2)
     assert len(read_workload(tmp_path)) == 2
@@ -130,6 +141,8 @@ def test_a_folder_is_a_prefix_where_it_holds_one_workload(tmp_path: Path) -> Non
             [computation(1, 1, 3), computation(2, 1, 1), computation(3, 1, 2)],
             "nodes wait for each other: 1 -> 2 -> 3 -> 1",
         ),
+        ([computation(n, 1, (n + 1) % 50) for n in range(50)], r"each other: 0 -> 49 -> .* -> 39 -> \.\.\. -> 0;"),
+        ([computation(0, 2**64 - 3)], "node 0 'n0': duration_micros is -3"),
     ],
 )
 def test_a_graph_that_cannot_be_run_is_named(nodes: list[Node], what: str) -> None:

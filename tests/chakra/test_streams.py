@@ -102,6 +102,33 @@ def test_memory_accesses_take_latency_and_bytes_over_bandwidth(tmp_path: Path) -
     assert found.step_time_s == pytest.approx(1e-6 + 1e-6 + 3e-6)
 
 
+def test_files_beside_the_graphs_are_read_where_none_are_given(tmp_path: Path) -> None:
+    """A GFLOP at 1 TFLOP/s is a millisecond; the switch of network.yml is the topology, unless one is given."""
+    prefix = str(write_graphs(tmp_path, [[computation(0, 0, num_ops=10**9, tensor_size=8), all_reduce(1, MIB, 0)]] * 4))
+    system = {"roofline-enabled": 1, "peak-perf": 1, "local-mem-bw": 1000, "colour": 3}
+    write_inputs(tmp_path, 4, block="Switch", system=system)
+    found = triosim.simulate(prefix)
+    beside = "read beside the graphs: network.yml, system.json"
+    assert [beside, f"{tmp_path / 'system.json'}: the key 'colour' is not read"] == list(found.data.notes[:2])
+    given = triosim.simulate(prefix, topology=str(tmp_path / "network.yml"), system=str(tmp_path / "system.json"))
+    assert found.step_time_s == given.step_time_s > 1e-3
+    assert beside not in given.data.notes
+    on_node = triosim.simulate(prefix, topology="dgx-h100")
+    assert on_node.data.notes[0] == "read beside the graphs: system.json"
+    assert 1e-3 < on_node.step_time_s < found.step_time_s
+
+
+def test_a_study_needs_only_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_graphs(tmp_path, [[all_reduce(0, MIB, pg_name="1")]] * 2)
+    write_inputs(tmp_path, 2)
+    (tmp_path / "comm_group.json").write_text('{"1": [1, 0]}', encoding="utf-8")
+    assert run(["simulate", str(tmp_path), "--rules", "astra-sim"]) == 0
+    assert "read beside the graphs: network.yml, system.json, comm_group.json" in capsys.readouterr().out
+    (tmp_path / "system.json").unlink()
+    assert run(["simulate", str(tmp_path), "--rules", "astra-sim"]) == 2
+    assert "--system: is missing, which astra-sim's rules need; give system.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("graphs", "what"),
     [

@@ -13,10 +13,13 @@ from triosim.chakra.wire import (
     FIXED64,
     LENGTH,
     VARINT,
+    CutShort,
     WireError,
     field,
     fields,
     signed,
+    signed32,
+    unsigned32,
     unzigzag,
     varint,
     varints,
@@ -29,13 +32,17 @@ def _text(data: bytes) -> str:
 
 #: How each kind of number is read, by the number of its field: the wire type, and what the wire's value means.
 _VARINT_KINDS: Mapping[int, Callable[[int], Value]] = {
-    **dict.fromkeys((7, 9), signed),
-    **dict.fromkeys((11, 13), int),
-    **dict.fromkeys((15, 17), unzigzag),
+    7: signed32,
+    9: signed,
+    11: unsigned32,
+    13: int,
+    15: lambda value: unzigzag(unsigned32(value)),
+    17: unzigzag,
     27: bool,
 }
 _FIXED_KINDS = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
 _TEXT_KINDS: Mapping[int, Callable[[bytes], Value]] = {29: _text, 31: bytes}
+_LAST_KIND = 32
 
 _NAME_KEY = 1 << 3 | LENGTH
 _WHOLE_KEYS = tuple(number << 3 | VARINT for number in (7, 9, 11, 13))
@@ -52,7 +59,7 @@ _WRITTEN_AS = {
 
 
 def read_attribute(data: bytes) -> tuple[str, Value | None]:
-    """Return the name and the value of an attribute; None where it has none."""
+    """Return the name and the value of an attribute; None where it has none, or one of a kind that the schema does not have."""
     quick = _quick(data)
     if quick is not None:
         return quick
@@ -60,7 +67,7 @@ def read_attribute(data: bytes) -> tuple[str, Value | None]:
     for number, wire, found in fields(data):
         if number == 1 and isinstance(found, bytes):
             name = _text(found)
-        elif number >= 3:
+        elif 3 <= number <= _LAST_KIND:
             value = _value(number, wire, found)
     return name, value
 
@@ -94,10 +101,14 @@ def _value(number: int, wire: int, found: int | bytes) -> Value:
 def _list(number: int, data: bytes) -> tuple[Value, ...]:
     """Return the values of a list message, packed or not; ``number`` is the field of one such value."""
     values: list[Value] = []
-    for _, wire, found in fields(data):
+    for place, wire, found in fields(data):
+        if place != 1:
+            continue
         if not isinstance(found, bytes) or wire != LENGTH or number in _TEXT_KINDS:
             values.append(_value(number, wire, found))
         elif number in _FIXED_KINDS:
+            if len(found) % struct.calcsize(_FIXED_KINDS[number]):
+                raise CutShort("a list")
             values += [value for (value,) in struct.iter_unpack(_FIXED_KINDS[number], found)]
         else:
             values += [_VARINT_KINDS[number](value) for value in varints(found)]

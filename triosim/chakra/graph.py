@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from triosim.chakra.nodes import Node, Value
+from triosim.chakra.wire import signed
 from triosim.errors import TraceError
 
-_MOST_BYTES = 2**63
+_MOST = 2**63
+_MOST_NAMED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class RankGraph:
         value = node.attributes.get(name, default)
         if value is None:
             raise TraceError(f"the attribute '{name}' is missing", where=self.where(node), fix="write it with the node")
-        if not isinstance(value, int) or not 0 <= value < _MOST_BYTES:
+        if not isinstance(value, int) or not 0 <= value < _MOST:
             raise TraceError(
                 f"the attribute '{name}' is {value!r}", where=self.where(node), fix="write a whole number of 0 or more"
             )
@@ -92,9 +94,10 @@ def rank_graph(path: Path, nodes: Sequence[Node], *, lenient: bool = False, cont
             )
         notes.append(f"{path}: node {again} is there {times} times; the last counts, and waits for what all of them do")
         by_id = _merged(nodes)
-    _check_parents(path, by_id)
+    _check_nodes(path, by_id)
     if cycle := _cycle(by_id):
-        named = " -> ".join(str(one) for one in cycle)
+        shown = cycle if len(cycle) <= _MOST_NAMED else [*cycle[:_MOST_NAMED], "...", cycle[-1]]
+        named = " -> ".join(map(str, shown))
         if not lenient:
             raise TraceError(
                 f"nodes wait for each other: {named}",
@@ -113,14 +116,20 @@ def _merged(nodes: Iterable[Node]) -> dict[int, Node]:
     return merged
 
 
-def _check_parents(path: Path, nodes: Mapping[int, Node]) -> None:
+def _check_nodes(path: Path, nodes: Mapping[int, Node]) -> None:
     for node in nodes.values():
+        if node.duration_us >= _MOST:
+            raise TraceError(
+                f"duration_micros is {signed(node.duration_us)}",
+                where=f"{path}: {node}",
+                fix="write a whole number of 0 or more",
+            )
         for parent in node.data_deps + node.ctrl_deps:
             if parent not in nodes:
                 raise TraceError(
                     f"it waits for node {parent}, which is not there",
                     where=f"{path}: {node}",
-                    fix="write that node, or leave out",
+                    fix="write that node, or leave out the dependency",
                 )
 
 
@@ -140,8 +149,9 @@ def _cycle(nodes: Mapping[int, Node]) -> list[int]:
     stuck = {identity for identity, number in waiting.items() if number}
     if not stuck:
         return []
-    path, at = [], min(stuck)
+    path, at = dict[int, None](), min(stuck)
     while at not in path:
-        path.append(at)
+        path[at] = None
         at = next(parent for parent in nodes[at].parents if parent in stuck)
-    return [*path[path.index(at) :], at][::-1]
+    found = list(path)
+    return [*found[found.index(at) :], at][::-1]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+_MOST_REMEMBERED = 200_000
+_ONE_VARINT = re.compile(rb"[\x80-\xff]*[\x00-\x7f]")
 
 
 class WireError(ValueError):
@@ -35,15 +39,27 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
     return value & 0xFFFFFFFFFFFFFFFF, at
 
 
+class _Remembered(dict[bytes, int]):
+    """Varints by their bytes: the ids of nodes come again wherever others wait for them."""
+
+    def __missing__(self, data: bytes) -> int:
+        if len(self) >= _MOST_REMEMBERED:
+            self.clear()
+        value, _ = varint(data, 0)
+        self[data] = value
+        return value
+
+
+_remembered = _Remembered()
+
+
 def varints(data: bytes) -> tuple[int, ...]:
     """Return the integers of a packed list."""
     if data.isascii():  # each of them is below 128
         return tuple(data)
-    at, found = 0, []
-    while at < len(data):
-        value, at = varint(data, at)
-        found.append(value)
-    return tuple(found)
+    if data[-1] >= 0x80:
+        raise CutShort("a number")
+    return tuple(map(_remembered.__getitem__, _ONE_VARINT.findall(data)))
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
@@ -73,15 +89,26 @@ def _bytes(data: bytes, at: int, wire: int) -> tuple[bytes, int]:
 
 
 def signed(value: int) -> int:
-    """Return what an int32 or int64 field means: two's complement of 64 bits."""
+    """Return what an int64 field means: two's complement of 64 bits."""
     return value - (1 << 64) if value >> 63 else value
 
 
+def unsigned32(value: int) -> int:
+    """Return what a uint32 field means: the lower 32 bits."""
+    return value & 0xFFFFFFFF
+
+
+def signed32(value: int) -> int:
+    """Return what an int32 or enum field means: two's complement of the lower 32 bits."""
+    return (value & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
+
+
 def unzigzag(value: int) -> int:
-    """Return what a sint32 or sint64 field means."""
+    """Return what a sint64 field means, and a sint32 of its lower bits."""
     return (value >> 1) ^ -(value & 1)
 
 
+@lru_cache(maxsize=1 << 16)
 def to_varint(value: int) -> bytes:
     """Return an integer as it is written; a negative one in ten bytes."""
     value &= 0xFFFFFFFFFFFFFFFF

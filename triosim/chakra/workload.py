@@ -9,6 +9,7 @@ from pathlib import Path
 from triosim.chakra.graph import RankGraph, rank_graph
 from triosim.chakra.reading import EtReader
 from triosim.errors import TraceError
+from triosim.units import format_ranks
 
 _NAME = re.compile(r"(.*)\.(\d+)\.et(\.gz)?")
 
@@ -19,8 +20,12 @@ def rank_files(prefix: Path) -> dict[int, Path]:
     found: dict[str, dict[int, Path]] = {}
     for path in sorted(folder.iterdir() if folder.is_dir() else ()):
         match = _NAME.fullmatch(path.name)
-        if match is not None and stem in (None, match[1]):
-            found.setdefault(match[1], {})[int(match[2])] = path
+        if match is None or stem not in (None, match[1]):
+            continue
+        other = found.setdefault(match[1], {}).setdefault(int(match[2]), path)
+        if other != path:
+            what = f"rank {int(match[2])} has two files, {other.name} and {path.name}"
+            raise TraceError(what, where=str(prefix), fix="take one of them away")
     if not found:
         raise TraceError(
             "there is no RANK.et of it", where=str(prefix), fix="give a folder, or 'folder/stem' of stem.0.et"
@@ -46,6 +51,7 @@ def read_workload(
 ) -> list[RankGraph]:
     """Return the graph of every rank; see ``rank_graph`` for what is ``lenient``, and for ``control`` dependencies.
 
+    ``ranks`` is how many the network has; ASTRA-sim leaves out the files of others, which is an error unless ``lenient``.
     Raises ``TraceError`` where a rank has none, or a graph cannot be run.
     """
     files = rank_files(prefix)
@@ -55,12 +61,21 @@ def read_workload(
         raise TraceError(
             f"rank {missing} of {ranks} has no file", where=str(prefix), fix=f"write {_beside(files, missing)}"
         )
+    if max(files) >= ranks and not lenient:
+        raise TraceError(
+            f"there is a rank {max(files)}, on a network of {ranks}",
+            where=str(prefix),
+            fix="give a network of all ranks",
+        )
     reader = EtReader()
     found = []
     for rank in range(ranks):
         nodes = reader.nodes(files[rank])
         graph = rank_graph(files[rank], nodes, lenient=lenient, control=control)
         found.append(replace(graph, metadata=reader.metadata))
+    if max(files) >= ranks:
+        left_out = f"{prefix}: ranks {format_ranks(files.keys() - range(ranks))} are not on the network, and left out"
+        found[0] = replace(found[0], notes=(*found[0].notes, left_out))
     return found
 
 

@@ -14,6 +14,7 @@ from triosim.config.option import CHAKRA
 from triosim.errors import OptionError
 from triosim.output_files import check_outputs, writing_text
 
+input_files = LaterModule("chakra.inputs.files")
 study = LaterModule("engine.astra_sim.study")
 astra = LaterModule("engine.astra_sim.run")
 cycles_table = LaterModule("reports.terminal.cycles_table")
@@ -40,9 +41,18 @@ _FOLLOWED = {"topology", "system", "memory", "groups", "output", "format", "quie
 def simulate_by_rules(prefix: str | None, given: Mapping[str, Any]) -> None:
     """Simulate graphs by the rules that are asked for, and show when each rank ends."""
     _check(prefix, given)
-    files = {name: _path(given[name]) for name in ("system", "memory", "groups")}
-    check_outputs(given["output"], reading=[given["topology"], *filter(None, files.values())])
-    found = study.read_study(study.StudyFiles(Path(str(prefix)), Path(given["topology"]), **files))
+    graphs = Path(str(prefix))
+    named = {name: given[name] for name in ("system", "memory", "groups")}
+    files = input_files.input_files(graphs, network=given["topology"], **named)
+    for name, file, example in (("topology", files.network, "network.yml"), ("system", files.system, "system.json")):
+        if file is None:
+            raise OptionError(
+                f"is missing, which {given['rules']}'s rules need", where=f"--{name}", fix=f"give {example}"
+            )
+    check_outputs(given["output"], reading=[given["topology"], *filter(None, named.values())])
+    found = study.read_study(
+        study.StudyFiles(graphs, files.network, files.system, files.memory, files.groups, notes=files.notes)
+    )
     queues, scale, rendezvous = (
         given[name] for name in ("num_queues_per_dim", "injection_scale", "rendezvous_protocol")
     )
@@ -58,18 +68,9 @@ def simulate_by_rules(prefix: str | None, given: Mapping[str, Any]) -> None:
         show_on_terminal(cycles_table.render(data))
 
 
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)
-
-
 def _check(prefix: str | None, given: Mapping[str, Any]) -> None:
     if prefix is None:
         raise OptionError("Missing argument 'TRACE'", fix="give the prefix of Chakra graphs")
-    for name, example in (("topology", "network.yml"), ("system", "system.json")):
-        if given[name] is None:
-            raise OptionError(
-                f"is missing, which {given['rules']}'s rules need", where=f"--{name}", fix=f"give {example}"
-            )
     own = {option.name: option for option in OPTIONS}
     for name, value in given.items():
         if name not in own and name not in _FOLLOWED and value not in (None, [], False):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from os import PathLike
 from pathlib import Path
 
 from triosim import gpus as catalogue
+from triosim.chakra.inputs.files import input_files
 from triosim.chakra.inputs.groups import read_groups
 from triosim.chakra.inputs.network_file import is_network, read_network
 from triosim.chakra.inputs.remote_memory_file import read_remote_memory
@@ -25,27 +27,22 @@ from triosim.trace.task_streams import TaskStreams
 @without_collecting()
 def graph_streams(prefix: Path, config: RunConfig) -> TaskStreams:
     """Return the graphs of a prefix as task streams. Raises ``TriosimError`` for what is wrong in a file."""
-    dimensions = _dimensions(config)
+    files = input_files(prefix, **_given(config), has_topology=config.topology is not None)
+    dimensions = () if files.network is None else tuple(one.npus for one in read_network(files.network).dimensions)
     graphs = read_workload(prefix, prod(dimensions) if dimensions else None, control=config.dependencies == "all")
-    groups, memory = _file(prefix, config.groups, "comm_group.json"), _file(prefix, config.memory, "remote_memory.json")
     facts = StepFacts.of(graphs[0].metadata)
+    described = None if files.system is None else read_system(files.system)
     system = GraphSystem(
-        groups={} if groups is None else read_groups(groups, len(graphs)),
+        groups={} if files.groups is None else read_groups(files.groups, len(graphs)),
         dimensions=dimensions,
-        compute=_compute(config),
-        memory=None if memory is None else read_remote_memory(memory),
+        compute=_compute(Compute() if described is None else described.compute, config),
+        memory=None if files.memory is None else read_remote_memory(files.memory),
         gpu=facts.gpu if config.gpu is None else catalogue.find(config.gpu).name,
         memory_bound=facts.memory_bound,
     )
-    return task_streams(graphs, system, str(prefix))
-
-
-def _file(prefix: Path, given: str | None, name: str) -> Path | None:
-    """Return the file that is given, or else the one of ASTRA-sim's usual name beside the graphs."""
-    if given is not None:
-        return Path(given)
-    beside = (prefix if prefix.is_dir() else prefix.parent) / name
-    return beside if beside.is_file() else None
+    notes = (*files.notes, *(() if described is None else described.notes))
+    beside = str(files.network) if config.topology is None and files.network is not None else None
+    return replace(task_streams(graphs, system, str(prefix)), topology=beside, notes=notes)
 
 
 def refuse_without_graphs(config: RunConfig) -> None:
@@ -55,17 +52,16 @@ def refuse_without_graphs(config: RunConfig) -> None:
             raise OptionError("has no effect without Chakra graphs", where=option.where, fix="leave it out")
 
 
-def _dimensions(config: RunConfig) -> tuple[int, ...]:
-    """Return the sizes of the dimensions, of a topology that is a ``network.yml``."""
-    if not isinstance(config.topology, (str, PathLike)) or not is_network(Path(config.topology)):
-        return ()
-    return tuple(dimension.npus for dimension in read_network(Path(config.topology)).dimensions)
+def _given(config: RunConfig) -> Mapping[str, str | None]:
+    """Return the files that a run names; its topology is one of them where it is a ``network.yml``."""
+    topology = config.topology
+    network = str(topology) if isinstance(topology, (str, PathLike)) and is_network(Path(topology)) else None
+    return {"network": network, "system": config.system, "memory": config.memory, "groups": config.groups}
 
 
-def _compute(config: RunConfig) -> Compute:
+def _compute(found: Compute, config: RunConfig) -> Compute:
     """Return what prices computations: system.json's roofline, or that of the GPU that is asked for."""
-    found = Compute() if config.system is None else read_system(Path(config.system)).compute
-    gpu = None if config.gpu is None else catalogue.find(config.gpu)
-    if gpu is None:
+    if config.gpu is None:
         return found
+    gpu = catalogue.find(config.gpu)
     return replace(found, peak=gpu.rate("bfloat16"), memory_bandwidth=gpu.bandwidth, roofline=True)

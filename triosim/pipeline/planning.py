@@ -73,7 +73,8 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     check_draws(config.draws, system.conditions, tokens=tokens_are_drawn(planned))
     with plugins.blamed():
         memory = memory_of_run(planned, subject.trace, fail_on_oom=config.fail_on_oom)
-    notes = [*system.notes, *unread(config, planned.declared, described=subject.described), *memory.notes]
+    said = () if subject.streams is None else subject.streams.notes
+    notes = [*said, *system.notes, *unread(config, planned.declared, described=subject.described), *memory.notes]
     if is_auto(new_network.algorithm) and config.collective_form == "pipelined":
         notes.extend(calibration_notes(network, planned.world))
     notes.extend(network_notes(network, config))

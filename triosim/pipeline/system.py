@@ -80,9 +80,12 @@ class System:
 
 def system_of(subject: Subject, config: RunConfig) -> System:
     """Return the system that is asked for, or the one that is assumed where none is."""
-    nominal = topology_for(subject.trace, config.topology, subject.gpus, copy_input=config.copy_input)
+    topology = config.topology
+    if topology is None and subject.streams is not None:
+        topology = subject.streams.topology
+    nominal = topology_for(subject.trace, topology, subject.gpus, copy_input=config.copy_input)
     notes: tuple[str, ...] = ()
-    if config.topology is None and nominal.links:
+    if topology is None and nominal.links:
         notes = (f"no topology given: {assumed_topology(subject.trace.gpu, subject.gpus)} is assumed",)
     notes = (*notes, *notes_on_units(nominal))
     return System.under(parse_conditions(config.conditions, _condition_error, conditions_of(nominal)), nominal, notes)

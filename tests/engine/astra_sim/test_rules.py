@@ -37,7 +37,7 @@ def outcome(
     folder: Path, graphs: Sequence[Iterable[Node]], backend: str = "congestion-unaware", **inputs: Any
 ) -> Outcome:
     prefix = write_graphs(folder, graphs)
-    groups = inputs.pop("groups", None)
+    groups, scale = inputs.pop("groups", None), inputs.pop("scale", 1.0)
     write_inputs(folder, len(graphs), **inputs)
     if groups is not None:
         (folder / "comm_group.json").write_text(groups, encoding="utf-8")
@@ -45,7 +45,7 @@ def outcome(
         prefix, folder / "network.yml", folder / "system.json", None, groups and folder / "comm_group.json"
     )
     study = read_study(files)
-    return run(study.graphs, study.inputs, Settings(backend))
+    return run(study.graphs, study.inputs, Settings(backend, injection_scale=scale))
 
 
 def cycles(*given: Any, **inputs: Any) -> list[int]:
@@ -117,6 +117,25 @@ def test_halving_doubling_reduces_by_the_size_that_it_sends_next(tmp_path: Path)
     assert set(found) == {2 * down + 7 * E + reduction(SIZE / 4) + reduction(SIZE / 8)}
 
 
+def test_a_tree_that_no_collective_uses_harms_nobody(tmp_path: Path) -> None:
+    """Six ranks have no double binary tree, and ASTRA-sim crashes at the first all-reduce, not before."""
+    graphs = [[computation(1, 5)]] * 6
+    assert cycles(tmp_path, graphs, system=with_algorithm("doubleBinaryTree")) == [5000] * 6
+
+
+@pytest.mark.parametrize(
+    ("system", "scale", "expected"), [({**SYSTEM, "endpoint-delay": 7}, 1.5, 10), (SYSTEM, 3.0, 30)]
+)
+def test_an_endpoint_delay_that_is_given_is_scaled_and_cut_to_a_whole(
+    tmp_path: Path, system: dict[str, Any], scale: float, expected: int
+) -> None:
+    """An all-gather between two ranks: E, the message, E."""
+    graphs = [[node(1, NodeType.COMM_COLL, comm_type=2, comm_size=SIZE)]] * 2
+    assert cycles(tmp_path, graphs, system=system, scale=scale) == [2 * expected + delay(SIZE)] * 2
+    absent = {key: value for key, value in system.items() if key != "endpoint-delay"}
+    assert cycles(tmp_path, graphs, system=absent, scale=scale) == [2 * E + delay(SIZE)] * 2
+
+
 def test_links_send_one_message_after_another_where_congestion_is_modelled(tmp_path: Path) -> None:
     """Ranks 0 and 1 send to 2 through a switch: the second message waits for the link from it."""
     size = 1 << 20
@@ -157,6 +176,11 @@ def test_exposed_communication_is_what_no_computation_of_the_gpu_covers(tmp_path
         ([[all_reduce(1, 64, pg_name="3")]] * 2, {}, "there is no group 3"),
         ([[all_reduce(1, 640)]] * 6, {"system": with_algorithm("halvingDoubling")}, "it waits for messages"),
         ([[all_reduce(1, 64)]] * 2, {"system": {**SYSTEM, "endpoint-delay": 0}}, "takes no time at tick 0"),
+        (
+            [[all_reduce(1, 64, pg_name="1")]] * 4 + [[]] * 4,
+            {"system": with_algorithm("doubleBinaryTree"), "groups": '{"1": [0, 1, 2, 3]}'},
+            "doubleBinaryTree among 4 ranks, which crashes: use a power of two, and no group",
+        ),
     ],
 )
 def test_what_never_ends_there_says_why(
@@ -165,7 +189,8 @@ def test_what_never_ends_there_says_why(
     found = outcome(tmp_path, graphs, **inputs)
     assert 0 in found.unfinished
     assert why in found.unfinished[0]
-    study = read_study(StudyFiles(tmp_path / "w", tmp_path / "network.yml", tmp_path / "system.json"))
+    groups = tmp_path / "comm_group.json" if "groups" in inputs else None
+    study = read_study(StudyFiles(tmp_path / "w", tmp_path / "network.yml", tmp_path / "system.json", groups=groups))
     with pytest.raises(SimulationError, match="does not end by ASTRA-sim's rules"):
         simulate_study(study, Settings())
 

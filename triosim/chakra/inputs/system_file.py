@@ -67,13 +67,13 @@ class Custom:
 
 @dataclass(frozen=True, slots=True)
 class SystemFile:
-    """What a ``system.json`` says; ``notes`` are keys that nobody reads."""
+    """What a ``system.json`` says; ``notes`` are keys that nobody reads. An ``endpoint_delay`` of None is ASTRA-sim's own."""
 
     algorithms: Mapping[CollectiveType, tuple[Algorithm, ...]]
     splits: int
     active_chunks: int
     local_bandwidth_aware: bool | None
-    endpoint_delay: int
+    endpoint_delay: int | None
     compute: Compute
     bus: SharedBus | None = None
     custom: Custom = Custom()
@@ -97,7 +97,7 @@ def read_system(path: Path, folder: Path | None = None) -> SystemFile:
         splits=keys.whole("preferred-dataset-splits", 0),
         active_chunks=keys.whole("active-chunks-per-dimension", 1),
         local_bandwidth_aware=None if optimization is None else optimization == "localBWAware",
-        endpoint_delay=keys.whole("endpoint-delay", 10),
+        endpoint_delay=keys.whole("endpoint-delay", 0) if "endpoint-delay" in keys else None,
         compute=Compute(peak * 1e12, bandwidth * 1e9, keys.flag("roofline-enabled"), keys.flag("replay-only")),
         bus=_bus(keys),
         custom=custom,

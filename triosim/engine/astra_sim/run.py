@@ -30,6 +30,7 @@ BACKENDS: Mapping[str, Callable[[Clock, NetworkFile], AstraNetwork]] = {
     "congestion-unaware": UnawareNetwork,
     "congestion-aware": AwareNetwork,
 }
+_ENDPOINT_DELAY = 10  # ns; only one that is given is scaled
 _WAITS = "it waits for messages or nodes that never come"
 
 
@@ -123,7 +124,8 @@ def _npus(
     layout = Layout(
         tuple(one.npus for one in inputs.network.dimensions), settings.queues, inputs.groups, _custom_graphs()
     )
-    delay = int(system.endpoint_delay * settings.injection_scale)
+    given = system.endpoint_delay
+    delay = _ENDPOINT_DELAY if given is None else int(given * settings.injection_scale)
     at_once = -(-system.active_chunks // settings.queues)
     found = []
     for rank, graph in enumerate(graphs):

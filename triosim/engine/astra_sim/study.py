@@ -23,7 +23,7 @@ from triosim.units import format_ranks
 class StudyFiles:
     """The files of a study: the prefix of the graphs, and those that ASTRA-sim's command line names.
 
-    Paths in ``system`` are relative to ``folder``, by default its own.
+    Paths in ``system`` are relative to ``folder``, by default its own. ``notes`` say how the files were found.
     """
 
     graphs: Path
@@ -32,6 +32,7 @@ class StudyFiles:
     memory: Path | None = None
     groups: Path | None = None
     folder: Path | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,12 @@ class Study:
 
     graphs: Sequence[RankGraph]
     inputs: Inputs
+    found: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know of the inputs."""
-        return (*self.inputs.system.notes, *(note for graph in self.graphs for note in graph.notes))
+        return (*self.found, *self.inputs.system.notes, *(note for graph in self.graphs for note in graph.notes))
 
 
 def read_study(files: StudyFiles) -> Study:
@@ -57,7 +59,7 @@ def read_study(files: StudyFiles) -> Study:
         RemoteMemoryFile() if files.memory is None else read_remote_memory(files.memory),
         {} if files.groups is None else read_groups(files.groups, ranks),
     )
-    return Study(read_workload(files.graphs, ranks, lenient=True), inputs)
+    return Study(read_workload(files.graphs, ranks, lenient=True), inputs, files.notes)
 
 
 def simulate_study(study: Study, settings: Settings) -> Outcome:

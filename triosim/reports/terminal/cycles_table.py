@@ -21,7 +21,7 @@ def render(data: Mapping[str, Any]) -> RenderableType:
         equal.setdefault(tuple(rank[name] for name in _COLUMNS), []).append(rank["rank"])
     rows = [(format_ranks(ranks), *(f"{value:,}" for value in figures)) for figures, ranks in equal.items()]
     title = f"By ASTRA-sim's rules, {data['backend']}: {data['cycles']:,} ns"
-    headings = ("ranks", "finished (ns)", "computing", "communicating", "exposed", "memory", "CPU")
+    headings = ("ranks", "end (ns)", "computing", "transfers", "exposed", "memory", "CPU")
     ranks = table(title, *headings, rows=rows, most=MAX_ROWS)
     crossed = [
         (f"{one['block']}({one['npus']})", format_bytes(one["bytes"]), percent(one["use"]), f"{one['queueing']:,}")

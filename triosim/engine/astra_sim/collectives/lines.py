@@ -32,21 +32,22 @@ class TreePlace:
     children: tuple[int, ...]
 
 
-def trees(ranks: Sequence[int], rank: int) -> tuple[TreePlace, TreePlace]:
+def trees(line: Line) -> tuple[TreePlace, TreePlace]:
     """Return a rank's places in the two trees of a double binary tree: rooted in the last rank, and in the first.
 
-    The root's only child is the root of a complete binary tree over the others, numbered in order. Of a number of ranks that is
-    no power of two some have no place, and ASTRA-sim crashes.
+    The root's only child is the root of a complete binary tree over the others, numbered in order. The trees have as many
+    places as the largest power of two that is no more than the ranks; ASTRA-sim crashes at a rank without one, and in a group.
     """
-    if len(ranks) & (len(ranks) - 1) or rank not in ranks:
-        raise Stopped(f"doubleBinaryTree among {len(ranks)} ranks, which crashes: use a power of two, and no group")
-    position, last = ranks.index(rank), len(ranks) - 1
+    last = (1 << (len(line).bit_length() - 1)) - 1
+    if line.local or line.position > last:
+        raise Stopped(f"doubleBinaryTree among {len(line)} ranks, which crashes: use a power of two, and no group")
     found = []
     for root, others in ((last, range(last)), (0, range(1, last + 1))):
         parents = dict(_parents(others, root))
-        children = tuple(sorted(child for child, parent in parents.items() if parent == position))
-        parent = parents.get(position)
-        found.append(TreePlace(None if parent is None else ranks[parent], tuple(ranks[child] for child in children)))
+        children = tuple(sorted(child for child, parent in parents.items() if parent == line.position))
+        parent = parents.get(line.position)
+        named = tuple(line.ranks[child] for child in children)
+        found.append(TreePlace(None if parent is None else line.ranks[parent], named))
     return found[0], found[1]
 
 

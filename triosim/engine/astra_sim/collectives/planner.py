@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 
 from triosim.chakra.inputs.system_file import Algorithm, SystemFile
@@ -11,7 +12,7 @@ from triosim.chakra.nodes import CollectiveType
 from triosim.engine.astra_sim.collectives.algorithm import AlgorithmRun
 from triosim.engine.astra_sim.collectives.double_binary_tree import TreeRun
 from triosim.engine.astra_sim.collectives.halving_doubling import HalvingDoublingRun
-from triosim.engine.astra_sim.collectives.lines import Line, trees
+from triosim.engine.astra_sim.collectives.lines import Line, TreePlace, trees
 from triosim.engine.astra_sim.collectives.ring import DirectRun, RingRun
 from triosim.engine.astra_sim.collectives.scheduler import Phase
 from triosim.engine.astra_sim.faults import Stopped, Thrown
@@ -24,18 +25,22 @@ class DimensionPlan:
         self.size = len(ranks)
         self._algorithm = algorithm
         self._line = Line(ranks, rank, local=local)
-        self._trees = trees(ranks, rank) if algorithm.name == "doubleBinaryTree" and self.size > 1 else None
         self._turn = count()
 
     def run(self, kind: CollectiveType, size: int, *, clockwise: bool) -> AlgorithmRun:
         """Return the algorithm of a phase of so many bytes. Trees take turns, and reduce and spread whatever is asked."""
-        if self._trees is not None:
+        if self._algorithm.name == "doubleBinaryTree":
             return TreeRun(self._trees[next(self._turn) % 2], size)
         if self._algorithm.name == "halvingDoubling":
             return HalvingDoublingRun(kind, self._line, size)
         if self._algorithm.name == "direct":
             return DirectRun(kind, self._line, size, window=self._algorithm.window)
         return RingRun(kind, self._line, size, clockwise=clockwise)
+
+    @cached_property
+    def _trees(self) -> tuple[TreePlace, TreePlace]:
+        """The rank's places in the two trees, asked for by the first collective that needs them."""
+        return trees(self._line)
 
 
 @dataclass(frozen=True, slots=True)
