@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from triosim.comparison.strategies import compare as compare
     from triosim.configuration_search.answer.result import SearchResult as SearchResult
     from triosim.configuration_search.search import search as search
     from triosim.errors import TriosimError as TriosimError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Operator", "Result", "SearchResult", "Tensor", "Topology", "Trace", "TriosimError", "describe", "load_trace",
+    "Operator", "Result", "SearchResult", "Tensor", "Topology", "Trace", "TriosimError", "compare", "describe", "load_trace",
     "rank_memory", "save_trace", "search", "simulate",
 ]  # fmt: skip
 
@@ -41,6 +42,7 @@ _PLACES = {
     "Topology": "triosim.networks.topology:Topology",
     "Trace": "triosim.trace:Trace",
     "TriosimError": "triosim.errors:TriosimError",
+    "compare": "triosim.comparison.strategies:compare",
     "describe": "triosim.models.description:describe",
     "load_trace": "triosim.trace.formats:read",
     "save_trace": "triosim.trace.formats:write",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from triosim.comparison.strategies import Comparison
 from triosim.output_files import PathLike
 from triosim.reports.pictures.plot import (
@@ -13,7 +16,7 @@ from triosim.reports.pictures.plot import (
     step_of,
     unit_of,
 )
-from triosim.results.values import ResultData, mean_of_ranks
+from triosim.results.values import Draws, ResultData, mean_of_ranks
 from triosim.units import format_rate
 
 
@@ -27,13 +30,11 @@ class ComparisonPlot(PictureReport):
         runs = [(run.label, run.result) for run in comparison.runs if run.result is not None]
         figure = new_figure(path, height=1.9 + 0.36 * max(2, len(runs)))
         times, speeds = figure.subplots(1, 2, sharey=True, width_ratios=[1.7, 1])
-        means = [mean_of_ranks(result.data.ranks, row) for row, (_, result) in enumerate(runs)]
-        draw_step_parts(times, means, [_exposed_waiting(result.data) for _, result in runs])
-        unit, scale = unit_of(max(step_of(row) for row in means))
-        for row, (_, result) in enumerate(runs):
-            times.text(step_of(means[row]) * scale, row, f" {result.step_time_s * scale:.3g}", va="center", fontsize=8)
-        of = "step time of the first draw" if any(result.data.draws for _, result in runs) else "step time"
-        times.set_xlabel(f"{of}, mean over the GPUs ({unit})")
+        drawn = [result.data.draws for _, result in runs if result.data.draws is not None]
+        if len(drawn) == len(runs):
+            _draw_quantiles(times, drawn)
+        else:
+            _draw_parts(times, [result.data for _, result in runs])
         times.margins(x=0.12)
         times.set_yticks(range(len(runs)), [label for label, _ in runs])
         times.set_ylim(len(runs) - 0.4, -0.6)
@@ -46,6 +47,27 @@ class ComparisonPlot(PictureReport):
         bare(speeds)
         figure.suptitle(comparison.title, fontsize=11)
         save_figure(figure, path)
+
+
+def _draw_parts(axes: Any, results: Sequence[ResultData]) -> None:
+    """Draw the parts of each step, the mean over its GPUs."""
+    means = [mean_of_ranks(data.ranks, row) for row, data in enumerate(results)]
+    draw_step_parts(axes, means, [_exposed_waiting(data) for data in results])
+    unit, scale = unit_of(max(step_of(row) for row in means))
+    for row, data in enumerate(results):
+        axes.text(step_of(means[row]) * scale, row, f" {data.step_time_s * scale:.3g}", va="center", fontsize=8)
+    axes.set_xlabel(f"step time, mean over the GPUs ({unit})")
+
+
+def _draw_quantiles(axes: Any, draws: Sequence[Draws]) -> None:
+    """Draw the median step over all draws, with a line from 5 to 95% of them."""
+    unit, scale = unit_of(max(one.p95_s for one in draws))
+    for row, one in enumerate(draws):
+        axes.barh(row, one.p50_s * scale, 0.62, color="#4477AA")
+        axes.plot([one.p5_s * scale, one.p95_s * scale], [row, row], color="black", linewidth=1.2, marker="|")
+        axes.text(one.p95_s * scale, row, f" {one.p50_s * scale:.3g}", va="center", fontsize=8)
+    axes.set_xlabel(f"step time, median over all draws and 5% to 95% of them ({unit})")
+    bare(axes)
 
 
 def _exposed_waiting(data: ResultData) -> float:

@@ -8,16 +8,18 @@ from typing import Any
 from triosim import plugins
 from triosim.errors import OptionError
 from triosim.networks.extensions import LinkCounter
+from triosim.networks.topology import Topology
 from triosim.output_files import PathLike
 from triosim.reports.pictures.plot import WIDTH, PictureReport, check_plot, new_figure, save_figure, unit_of
-from triosim.reports.pictures.topology_picture import Drawing, blocked, draw_nodes, rows_and_columns
+from triosim.reports.pictures.topology_drawing import Drawing, drawing_of, is_drawable
+from triosim.reports.pictures.topology_layout import blocked, rows_and_columns
+from triosim.reports.pictures.topology_picture import show
 from triosim.reports.terminal.tables import shorten
 from triosim.results.link_loads import LoadCurve, edges, loads
 from triosim.results.result import Result
 
 MOST_ROWS = 400  # in the lower part; the busiest links are shown
 MOST_LABELLED = 40
-MOST_NODES = 1_000
 MOST_ARROWS = 80
 SLOTS = 400  # into which the run is divided
 
@@ -40,18 +42,19 @@ class LinkPlot(PictureReport):
         used = {link.name: link.utilisation for link in result.data.links}
         rows = _rows(found, sorted(found, key=lambda name: -round(used[name], 9)), bounds)
         heights = [1.3 + (0.24 * len(rows) if len(rows) <= MOST_LABELLED else 6.0)]
-        drawing = Drawing(topology)
-        drawn = drawing.lines and len(drawing.nodes) <= MOST_NODES  # of more, none could be told apart
-        if drawn:
+        drawing = drawing_of(topology) if is_drawable(topology) else None
+        if drawing is not None:
             width, height = drawing.size
             inch = min(1.3, (WIDTH - 1.2) / width, 8.0 / height)  # a unit of the layout
             heights.insert(0, height * inch + 0.2)
         figure = new_figure(path, height=sum(heights) + 0.6)
         axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-        if drawn:
-            _heat(axes[0], drawing, inch, used)
+        if drawing is not None:
+            _heat(axes[0], topology, drawing, inch, used)
         _raster(axes[-1], rows[:MOST_ROWS], bounds)
-        figure.suptitle(f"{result.title}\nuse of the links", fontsize=11)
+        _bar(figure, axes)
+        over = "over the run above, and at each time below" if drawing is not None else "at each time"
+        figure.suptitle(f"{result.title}\nuse of the links, {over}", fontsize=11)
         save_figure(figure, path)
 
 
@@ -67,34 +70,32 @@ def check_link_plot(path: PathLike, network: str | type) -> None:
         )
 
 
-def _heat(axes: Any, drawing: Drawing, inch: float, used: Mapping[str, float]) -> None:
-    """Draw each direction of each link as a curve; parallel links are one curve in the colour of the most loaded of them."""
+def _heat(axes: Any, topology: Topology, drawing: Drawing, inch: float, used: Mapping[str, float]) -> None:
+    """Draw each direction of each line as a curve, in the colour of the most loaded link that it stands for."""
     from matplotlib.patches import FancyArrowPatch
 
-    drawing.show_on(axes)
+    show(axes, drawing, inch)
     heat: dict[tuple[str, str], float] = {}
-    for link in drawing.topology.links.values():
-        if link.source in drawing.at and link.destination in drawing.at:
-            ends = link.source, link.destination
+    for link in topology.links.values():
+        ends = drawing.ends(link)
+        if ends is not None:
             heat[ends] = max(heat.get(ends, 0.0), used.get(link.name, 0.0))
-    hottest = max(heat.values(), default=0.0) or 1.0
-    colours, rows = _colours(hottest), rows_and_columns(drawing.at)
+    at = drawing.at
+    colours, rows = _colours(), rows_and_columns(at)
     width = max(0.8, min(3.0, 3.2 * inch))
     arrows = sum(value > 0 for value in heat.values()) <= MOST_ARROWS
     for (a, b), value in sorted(heat.items(), key=lambda item: item[1]):  # the hottest on top
-        bend = 0.28 if blocked(drawing.at[a], drawing.at[b], rows) else 0.07
+        bend = 0.28 if blocked(at[a], at[b], rows) else 0.07
         pointed = arrows and value > 0
         axes.add_patch(
             FancyArrowPatch(
-                drawing.at[a], drawing.at[b], connectionstyle=f"arc3,rad={bend}",
+                at[a], at[b], connectionstyle=f"arc3,rad={bend}",
                 arrowstyle="-|>" if pointed else "-", mutation_scale=10, shrinkA=0,
                 shrinkB=min(19.0, 22 * inch) if pointed else 0,
                 color=colours.to_rgba(value) if value else _COLD, linewidth=width if value else width / 3,
                 zorder=1 if not value else 2, clip_on=False,
             )
         )  # fmt: skip
-    draw_nodes(axes, drawing, inch)
-    _bar(axes, colours, "utilisation over the run")
 
 
 def _rows(found: Mapping[str, LoadCurve], names: Sequence[str], bounds: Any) -> list[tuple[str, Any]]:
@@ -118,7 +119,7 @@ def _raster(axes: Any, rows: Sequence[tuple[str, Any]], bounds: Any) -> None:
 
     end = float(bounds[-1])
     unit, scale = unit_of(end)
-    colours = _colours(1.0)
+    colours = _colours()
     extent = (0.0, end * scale, len(rows) - 0.5, -0.5)
     blank = np.ma.masked_less_equal(np.stack([cells for _, cells in rows]), 0.0)
     axes.imshow(blank, aspect="auto", interpolation="nearest", cmap=colours.cmap, norm=colours.norm, extent=extent)
@@ -132,24 +133,23 @@ def _raster(axes: Any, rows: Sequence[tuple[str, Any]], bounds: Any) -> None:
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(axis="y", length=0)
-    _bar(axes, colours, "share of bandwidth in use")
 
 
-def _colours(top: float) -> Any:
+def _colours() -> Any:
+    """Return the colours of loads from 0 to 100%, which tell small loads apart: one colour means one load everywhere."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     warm = LinearSegmentedColormap.from_list("warm", colormaps["YlOrRd"]([0.2 + 0.8 * i / 63 for i in range(64)]))
-    return ScalarMappable(norm=Normalize(0.0, top), cmap=warm)
+    return ScalarMappable(norm=PowerNorm(0.5, 0.0, 1.0), cmap=warm)
 
 
-def _bar(axes: Any, colours: Any, label: str) -> None:
+def _bar(figure: Any, axes: Any) -> None:
     from matplotlib.ticker import PercentFormatter
 
-    bar = axes.figure.colorbar(
-        colours, ax=axes, shrink=0.8, aspect=16, pad=0.01, panchor=False, format=PercentFormatter(1.0)
-    )
-    bar.set_label(label, fontsize=8)
+    bar = figure.colorbar(_colours(), ax=list(axes), shrink=0.6, aspect=24, pad=0.01, format=PercentFormatter(1.0, 0))
+    bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1])
+    bar.set_label("share of a link's bandwidth in use", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     bar.outline.set_visible(False)

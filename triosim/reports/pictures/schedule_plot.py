@@ -23,7 +23,7 @@ LABELS: dict[ActionPhase, str] = {
 }
 
 _HEIGHT = 0.8
-#: Numbers in boxes that are narrower than this part of the picture cannot be read.
+#: Numbers in boxes that are narrower than this part of the picture cannot be read: where one is, no box has its number.
 _NARROWEST = 1 / 90
 
 
@@ -32,12 +32,14 @@ def write_schedule_plot(run: ScheduleRun, path: PathLike) -> None:
     ranks = len(run.schedule.rows)
     figure = new_figure(path, height=1.3 + 0.42 * max(ranks, 2))
     axes = figure.subplots()
-    for _, slot in groupby(run.ran, key=lambda one: (one.rank, one.slot)):
-        _slot(axes, run, list(slot))
+    slots = [list(slot) for _, slot in groupby(run.ran, key=lambda one: (one.rank, one.slot))]
+    numbered = all(_end(slot) - min(one.start for one in slot) >= _NARROWEST * run.seconds for slot in slots)
+    for slot in slots:
+        _slot(axes, run, slot, numbered)
     axes.set_xlim(0, run.seconds)
     axes.set_ylim(ranks - 0.4, -0.6)
     axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-    axes.set_xlabel("time")
+    axes.set_xlabel("time (s)")
     bare(axes)
     phases = {one.action.phase for one in run.ran}
     legend(axes, {LABELS[phase]: colour for phase, colour in COLOURS.items() if phase in phases})
@@ -49,16 +51,20 @@ def write_schedule_plot(run: ScheduleRun, path: PathLike) -> None:
     save_figure(figure, path)
 
 
-def _slot(axes: Any, run: ScheduleRun, slot: list[TimedAction]) -> None:
+def _end(slot: list[TimedAction]) -> float:
+    return max(one.end for one in slot)
+
+
+def _slot(axes: Any, run: ScheduleRun, slot: list[TimedAction], numbered: bool) -> None:
     """Draw the actions of one slot, which run at the same time."""
-    start, end = min(one.start for one in slot), max(one.end for one in slot)
+    start, end = min(one.start for one in slot), _end(slot)
     height = _HEIGHT / len(slot)
     for lane, one in enumerate(slot):
         top = one.rank - _HEIGHT / 2 + lane * height
         shade = run.schedule.stages_of(one.rank).index(one.action.stage)
         colour = _lighter(COLOURS[one.action.phase], shade)
         axes.broken_barh([(start, end - start)], (top, height), facecolor=colour, edgecolor="white", linewidth=0.6)
-        if (end - start) / run.seconds >= _NARROWEST:
+        if numbered:
             axes.text(
                 (start + end) / 2,
                 top + height / 2,
