@@ -24,7 +24,7 @@ tables = LaterModule("reports.terminal.result_tables")
 
 RANKS = "Ranks"
 #: Options of a simulation that a running script decides by itself, or that this command has of its own.
-_NOT_OURS = ("trace_format", "gpus", "iterations", "draws", "fail_on_oom", "gpu", "links")
+_NOT_OURS = ("trace_format", "gpus", "iterations", "draws", "fail_on_oom", "gpu", "links", "operator_times")
 
 
 class RunCommand(QuickCommand):

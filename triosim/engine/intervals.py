@@ -25,6 +25,12 @@ class Intervals:
         """Return the end of the interval that was added last, 0 if there is none."""
         return self._raw[-1][1] if self._raw else 0.0
 
+    def take(self) -> list[Interval]:
+        """Return the union as disjoint intervals in order, and keep of them only the one that was added last."""
+        found = self.merged()
+        del self._raw[:-1]
+        return found
+
     def merged(self) -> list[Interval]:
         """Return the union as disjoint intervals in order."""
         result: list[Interval] = []

@@ -21,10 +21,11 @@ class NewOperator:
 
 @dataclass(frozen=True, slots=True)
 class Communicated:
-    """A communication, by the number of its operator."""
+    """A communication, by the number of its operator, and the layer that it is for."""
 
     number: int
     communication: Communication
+    layer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import multiprocessing
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
 
@@ -16,12 +16,15 @@ from triosim.capture.process_pool import start_method
 from triosim.compute.pricing.prediction import with_predicted_times
 from triosim.engine import Engine
 from triosim.errors import OptionError
+from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.live.job import LiveJob
 from triosim.live.live_streams import LiveGroups, LiveStreams
 from triosim.live.live_system import LiveSystem
 from triosim.live.output import RankOutput
 from triosim.live.rank_hosts import ScriptFailed
 from triosim.live.running_rank import RunningRank
+from triosim.live.step_records import LiveStep, StepRecord, StepRecords
+from triosim.tasks import Compute
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 
@@ -32,25 +35,17 @@ _WORKER = "triosim.live.rank_process"
 
 
 @dataclass(frozen=True, slots=True)
-class LiveStep:
-    """A step of the script: it began when the one before it ended, on the last of the running ranks."""
-
-    index: int
-    began_s: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class LiveOutcome:
     """What a run came to: its steps, and the script's exit status.
 
-    ``streams`` are those of the step with the index ``chosen``; None where no step ended, or the script failed.
+    ``record`` is that of the step that stands for all, ``streams`` are its task streams; None where no step ended, or the
+    script failed.
     """
 
     steps: tuple[LiveStep, ...]
     status: int
-    chosen: int | None = None
-    streams: Trace | TaskStreams | None = None
+    record: StepRecord | None = None
+    streams: TaskStreams | None = None
 
 
 class LiveRun:
@@ -83,8 +78,8 @@ class LiveRun:
     def simulate(self, like: Sequence[int], system: LiveSystem, step: int | None = None) -> LiveOutcome:
         """Simulate all ranks until the script ends; ``like`` is, for each, the running rank that it follows.
 
-        ``step`` is the one whose streams are wanted, by default the median one. Raises ``SimulationError`` where ranks
-        contradict each other, or can never go on.
+        ``step`` is the one whose record is wanted, by default one that takes as long as the median one. Raises
+        ``SimulationError`` where ranks contradict each other, or can never go on.
         """
         running = {
             rank: RunningRank(rank, process, connection, system.prices, self._groups.add, self._patience)
@@ -94,8 +89,10 @@ class LiveRun:
         simulated = range(self.job.world) if symmetry is None else symmetry.representatives
         homes = {rank: rank if symmetry is None else symmetry.representative(rank) for rank in running}
         models = {rank: like[rank] for rank in simulated}
-        streams = LiveStreams(running, models, homes, self._groups, self._output)
         engine = Engine(system.network.env, system.network, system.engine, symmetry=symmetry)
+        hosts = sum(models[home] == rank for rank, home in homes.items())
+        records = StepRecords(engine.recording, system.network, hosts, step)
+        streams = LiveStreams(running, models, homes, self._groups, self._output, records.ended)
         status = 0
         try:
             engine.run({rank: system.stream(rank, streams.tasks(rank)) for rank in simulated})
@@ -105,19 +102,19 @@ class LiveRun:
                 self._output.failed(failed.rank, status)
         except KeyboardInterrupt:
             status = INTERRUPTED
-        steps = _steps(streams)
-        chosen = _median(steps) if step is None else step
-        if status or chosen is None:
-            return LiveOutcome(steps, status)
-        if not 0 <= chosen < len(steps):
-            raise OptionError(
-                f"there is no step {chosen}", where="--step", fix=f"the script ran steps 0 to {len(steps) - 1}"
-            )
-        return LiveOutcome(steps, status, chosen, self._streams_of(running, chosen, tuple(like), system))
+        outcome = LiveOutcome(tuple(records.steps), status)
+        if status or not records.steps:
+            return outcome
+        for chosen in _chosen(records, step):
+            found = self._streams_of(running, chosen.index, tuple(like), system)
+            if found is not None:
+                record = _of_all_ranks(records.kept[chosen.index], found, symmetry)
+                return replace(outcome, record=record, streams=found)
+        return outcome
 
     def _streams_of(
         self, running: Mapping[int, RunningRank], step: int, like: tuple[int, ...], system: LiveSystem
-    ) -> Trace | TaskStreams | None:
+    ) -> TaskStreams | None:
         """Return the task streams of a step; None where a rank kept no trace of it."""
         traces: dict[int, Trace] = {}
         axes: frozenset[str] = frozenset()
@@ -127,8 +124,6 @@ class LiveRun:
                 return None
             traces[rank] = with_predicted_times(trace, system.prices.model)
             axes |= data_parallel
-        if not self.job.distributed:
-            return traces[0]
         groups = {family: tuple(every) for family, every in self._groups.groups.items()}
         return joined_streams(traces, like, groups, axes)
 
@@ -148,24 +143,33 @@ def _run_rank(*given: Any) -> None:
     importlib.import_module(_WORKER).run_rank(*given)
 
 
-def _steps(streams: LiveStreams) -> tuple[LiveStep, ...]:
-    """Return the steps that ended on every running rank."""
-    found: list[LiveStep] = []
-    before = 0.0
-    for index, handles in enumerate(zip(*streams.steps, strict=False)):
-        ends = [one.finished for one in handles]
-        if None in ends:
-            break
-        end = max(one for one in ends if one is not None)
-        found.append(LiveStep(index, before, end - before))
-        before = end
-    return tuple(found)
+def _chosen(records: StepRecords, step: int | None) -> list[LiveStep]:
+    """Return the steps that may stand for all, the best one first: the wanted one, or those like the median one.
+
+    The first step is left out of the median where there are more: it sets up the script. Raises ``OptionError`` for a step that
+    there is not.
+    """
+    steps = records.steps
+    if step is None:
+        middle = median_low([one.seconds for one in steps[1:] or steps])
+        return records.near(next(one for one in steps[1:] or steps if one.seconds == middle))
+    if not 0 <= step < len(steps):
+        raise OptionError(f"there is no step {step}", where="--step", fix=f"the script ran steps 0 to {len(steps) - 1}")
+    return [steps[step]]
 
 
-def _median(steps: Sequence[LiveStep]) -> int | None:
-    """Return the index of the median step, the first one left out where there are more: it sets up the script."""
-    known = steps[1:] or steps
-    if not known:
-        return None
-    middle = median_low([one.seconds for one in known])
-    return next(one.index for one in known if one.seconds == middle)
+def _of_all_ranks(record: StepRecord, streams: TaskStreams, symmetry: Symmetry | None) -> StepRecord:
+    """Return the record of a step with the operators that its ``streams`` name, and with the ranks that were not simulated."""
+    recording = record.recording
+    computed: dict[int, tuple[Compute, dict[int, int]]] = {}
+    for captured, trace in streams.traces.items():
+        task = Compute(tuple([one for one in trace.operators if one.communication is None]))
+        ranks = {one.rank: 1 for one in recording.ranks if streams.like[one.rank] == captured}
+        computed[id(task)] = task, ranks
+    recording = replace(recording, compute_counts=computed)
+    if symmetry is None:
+        return replace(record, recording=recording)
+    represented: dict[int, list[int]] = {}
+    for rank in range(streams.world):
+        represented.setdefault(symmetry.representative(rank), []).append(rank)
+    return replace(record, recording=recording.expanded(represented))

@@ -52,7 +52,8 @@ class LiveStreams:
     """The task streams of the simulated ranks. ``like`` is, for each, the running one that it follows.
 
     The questions of a running rank are answered in the stream of the simulated one that is its home.
-    ``write`` gets what running ranks print, when the simulated time has come.
+    ``write`` gets what running ranks print, when the simulated time has come; ``step_ended`` is called with the index of a
+    step when that ends on one of the ranks that run and are simulated by themselves.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class LiveStreams:
         homes: Mapping[int, int],
         groups: LiveGroups,
         write: Callable[[int, Said], None],
+        step_ended: Callable[[int], None],
     ) -> None:
         self._running = running
         self._like = like
@@ -69,18 +71,15 @@ class LiveStreams:
         self._mail = Mail()
         self._queues = {rank: running[source].queue() for rank, source in like.items()}
         self._hosts = {
-            rank: RankHost(running[source], self._mail, write) for rank, source in like.items() if homes[source] == rank
+            rank: RankHost(running[source], self._mail, write, step_ended)
+            for rank, source in like.items()
+            if homes[source] == rank
         }
         self._guests: dict[int, list[Guest]] = {rank: [] for rank in like}
         for rank, home in homes.items():
             if like[home] != rank:
                 host = RankHost(running[rank], self._mail, write)
                 self._guests[home].append(Guest(running[rank], running[like[home]], host))
-
-    @property
-    def steps(self) -> list[list[Handle]]:
-        """The ends of the steps of each rank that runs and is simulated by itself."""
-        return [host.steps for host in self._hosts.values()]
 
     def tasks(self, rank: int) -> TaskStream:
         """Return the task stream of one rank. Raises ``ScriptFailed`` where its script does."""

@@ -59,14 +59,24 @@ class Mail:
 
 
 class RankHost:
-    """The host of a running rank: its actions other than launches, and the answers to its questions."""
+    """The host of a running rank: its actions other than launches, and the answers to its questions.
 
-    def __init__(self, source: RunningRank, mail: Mail, write: Callable[[int, Said], None]) -> None:
+    ``step_ended`` is called with the index of each step, when that ends.
+    """
+
+    def __init__(
+        self,
+        source: RunningRank,
+        mail: Mail,
+        write: Callable[[int, Said], None],
+        step_ended: Callable[[int], None] | None = None,
+    ) -> None:
         self.source = source
-        self.steps: list[Handle] = []  # the end of each step
         self.has_ended = False
         self._mail = mail
         self._write = write
+        self._step_ended = step_ended
+        self._steps = 0
         self.timed: dict[int, Handle] = {}  # by position
 
     def act(self, issued: Issued) -> TaskStream:
@@ -75,7 +85,7 @@ class RankHost:
         if isinstance(action, HostWork):
             yield Host(action.seconds)
         elif isinstance(action, StepOver):
-            self.steps.append((yield Iteration()))
+            yield from self._end_step()
         elif isinstance(action, TimedEvent):
             yield Poll()  # its time is not before the host records it
         elif isinstance(action, Awaited):
@@ -93,6 +103,17 @@ class RankHost:
                 self.has_ended = True
                 if action.status:
                     raise ScriptFailed(self.source.rank, action.status)
+
+    def _end_step(self) -> TaskStream:
+        index, handle = self._steps, (yield Iteration())
+        self._steps += 1
+        if self._step_ended is None:
+            return
+        if handle.done:
+            self._step_ended(index)
+        else:
+            ended = self._step_ended
+            handle.callbacks.append(lambda _: ended(index))
 
     def _answer_to(self, asked: Question, now: float) -> float | bool | None:
         if isinstance(asked, ReadClock):

@@ -176,7 +176,7 @@ class RunningRank:
             trail.append(key)
 
     def _operator(self, item: Communicated) -> Operator:
-        return replace(self.operators[item.number], communication=item.communication)
+        return replace(self.operators[item.number], layer=item.layer, communication=item.communication)
 
 
 def _is_alone(rank: int, groups: Sequence[Sequence[int]]) -> bool:

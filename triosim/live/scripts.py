@@ -21,9 +21,13 @@ from triosim.live.launchers import Launch
 from triosim.live.live_run import INTERRUPTED, LiveOutcome, LiveRun
 from triosim.live.live_system import live_system
 from triosim.live.output import RankOutput
+from triosim.pipeline.collecting import collect
+from triosim.pipeline.planning import plan
+from triosim.pipeline.pricing import price
+from triosim.pipeline.reading import read
+from triosim.pipeline.running import Execution
 from triosim.results.result import Result
 from triosim.results.values import ScriptStep
-from triosim.simulation import simulate_config
 from triosim.tracer.script_runner import check_script
 from triosim.units import format_time
 
@@ -140,11 +144,12 @@ def _result(outcome: LiveOutcome, config: RunConfig) -> Result | None:
     """Return the result of the step that stands for all, with when each step ran."""
     if outcome.status == INTERRUPTED:
         _say_interrupted(outcome)
-    if outcome.streams is None:
+    if outcome.streams is None or outcome.record is None:
         if outcome.steps and not outcome.status:
             print("triosim: note: the steps differ too much for tables of one of them", file=sys.stderr)
         return None
-    result = simulate_config(outcome.streams, config)
+    planned = plan(price(read(outcome.streams, config), config), config)
+    result = collect(Execution(outcome.record.recording, outcome.record.network, ()), planned, config)
     sample = None if result.data.metrics is None else result.data.metrics.tokens_per_sample
     tokens = None if sample is None else sample * result.data.global_batch_size
     steps = tuple([ScriptStep(one.index, one.began_s, one.seconds, tokens) for one in outcome.steps])

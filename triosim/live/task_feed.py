@@ -66,7 +66,7 @@ class TaskFeed:
             return
         self._fingerprint.append((number, asked.kind, asked.group, asked.nbytes, asked.peer, asked.root))
         self._send_groups()
-        self.send(Communicated(number, replace(asked, line=script_line())))
+        self.send(Communicated(number, replace(asked, line=script_line()), operator.layer))
 
     def mark(self, mark: Mark) -> None:
         """Send a mark."""
