@@ -31,7 +31,7 @@ from triosim.trace.task_streams import TaskStreams
 #: The exit status of a run that Ctrl-C ended.
 INTERRUPTED = 130
 #: What runs in each process. It is loaded by name, because it imports PyTorch.
-_WORKER = "triosim.live.rank_process"
+_WORKER = "triosim.live.script_process.rank_process"
 
 
 @dataclass(frozen=True, slots=True)

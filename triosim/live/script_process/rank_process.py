@@ -23,10 +23,10 @@ from torch.distributed import distributed_c10d
 from torch.utils.data import dataloader
 
 from triosim.errors import CaptureError, TriosimError
-from triosim.live import clock, meetings
 from triosim.live.items import At, Awaited, Posted, Said
 from triosim.live.job import LiveJob
-from triosim.live.task_feed import TaskFeed
+from triosim.live.script_process import clock, meetings
+from triosim.live.script_process.task_feed import TaskFeed
 from triosim.trace import Trace
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
@@ -44,7 +44,7 @@ _NO_END = 2**62
 _PR_SET_PDEATHSIG = 1
 #: What Python raises where code is wrong: in a frame of ours it is our mistake, and not the script's.
 _MISTAKES = (AttributeError, TypeError, LookupError, AssertionError, NameError, RecursionError)
-_ROOT = str(Path(__file__).resolve().parents[1])
+_ROOT = str(Path(__file__).resolve().parents[2])
 _TRACER = str(Path(sys.modules[FakeDevice.__module__].__file__ or "").resolve().parent)
 
 

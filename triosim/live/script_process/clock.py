@@ -18,7 +18,7 @@ import torch
 from torch.utils.benchmark.utils import timer
 
 from triosim.live.items import ElapsedTime, EventDone, ReadClock
-from triosim.live.task_feed import TaskFeed
+from triosim.live.script_process.task_feed import TaskFeed
 from triosim.tracer.device import cuda_api
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import script_line
