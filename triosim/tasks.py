@@ -24,6 +24,8 @@ COMPUTE_STREAM = "compute"
 COMMUNICATION_STREAM = "communication"
 #: Streams whose names begin so are those of what is no GPU's work: a CPU, a memory. They take no compute units.
 HOST_STREAM = "host"
+#: And those of a memory that ranks share: of the tasks on streams of one such name, of all ranks, one runs at a time.
+SHARED_MEMORY_STREAM = f"{HOST_STREAM} shared memory"
 
 
 class Handle:

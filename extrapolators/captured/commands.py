@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from triosim.errors import TraceError
-from triosim.tasks import HOST_STREAM, Compute, Layers, Record
+from triosim.tasks import HOST_STREAM, SHARED_MEMORY_STREAM, Compute, Layers, Record
 from triosim.trace import Communication, Mark, Operator, Trace
 
 #: The most operators of one command: more would hold up the host, which runs at most 1,024 launches ahead.
@@ -124,6 +124,8 @@ class CommandWriter:
             if self.joined and (self.joined[0].stream != operator.stream or len(self.joined) == MOST_JOINED):
                 self.flush()
             self.joined.append(operator)
+            if operator.stream.startswith(SHARED_MEMORY_STREAM):  # others may have their turn before the next
+                self.flush()
         elif communication.kind not in ("send", "recv"):
             self.collective(operator, communication)
         elif communication.batch is None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.symmetry import Symmetry
-from triosim.tasks import Communicator
+from triosim.tasks import SHARED_MEMORY_STREAM, Communicator
 from triosim.trace.task_streams import TaskStreams
 
 
@@ -25,8 +25,10 @@ def symmetry_of(streams: TaskStreams) -> Symmetry | None:
     """Return the symmetry of ranks that run the same commands; None where there is none.
 
     It is known where the groups of each family form the axes of a mesh: groups of equal size, whose ranks are equally far
-    apart.
+    apart. Ranks that share a memory take turns, so that they are not alike.
     """
+    if any(one.stream.startswith(SHARED_MEMORY_STREAM) for trace in streams.traces.values() for one in trace.operators):
+        return None
     bounds = {1, streams.world}
     for groups in streams.groups.values():
         found = {_stride(ranks) for ranks in groups if len(ranks) > 1}

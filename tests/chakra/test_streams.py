@@ -130,6 +130,30 @@ def test_a_study_needs_only_its_folder(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("PER_NPU_MEMORY_EXPANSION", (7, 104)), ("PER_NODE_MEMORY_EXPANSION", (11, 106)), ("MEMORY_POOL", (19, 110))],
+)
+@pytest.mark.parametrize("fold", [True, False])
+def test_ranks_that_share_a_memory_take_turns(
+    tmp_path: Path, kind: str, expected: tuple[int, int], *, fold: bool
+) -> None:
+    """Accesses of 2 us: of two a rank, the last is the last of all. What a rank accesses next waits behind the others."""
+    memory = {"memory-type": kind, "remote-mem-latency": 1000, "remote-mem-bw": 100, "num-npus-per-node": 2}
+    (tmp_path / "memory.json").write_text(json.dumps(memory), encoding="utf-8")
+    first, second = node(0, NodeType.MEM_LOAD, tensor_size=100_000), node(1, NodeType.MEM_STORE, 0, tensor_size=100_000)
+    for graphs, us in zip(
+        (
+            [[first, second, computation(2, 3, 1)]] * 4,
+            [[first, second, computation(2, 100, 1)], [first], [first], [first]],
+        ),
+        expected,
+        strict=True,
+    ):
+        found = simulated(tmp_path, graphs, memory=str(tmp_path / "memory.json"), fold=fold)
+        assert found.step_time_s == pytest.approx(us * 1e-6)
+
+
+@pytest.mark.parametrize(
     ("graphs", "what"),
     [
         ([[all_reduce(0, 8)], [computation(0, 1)]], "rank 1 has 0 collectives of all ranks, and this is number 1"),

@@ -1,8 +1,8 @@
 """Chakra graphs as task streams, so that they run on the engine and its networks as a captured step does.
 
 A rank's GPU computes on one stream, or on those that nodes name (the attribute ``stream``); each group has a stream of its own,
-and each pair of ranks one in each direction. On a stream, nodes run in the order in which they become ready; a node that waits
-for one of another stream waits for its event.
+and each pair of ranks one in each direction; a memory that ranks share is one stream of all of them. On a stream, nodes run in
+the order in which they become ready; a node that waits for one of another stream waits for its event.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triosim.chakra.links import Message, linked, message_of
 from triosim.chakra.nodes import CollectiveType, Node, NodeType, Value
 from triosim.chakra.task_nodes import LAYER, NS, SHARES
 from triosim.errors import TraceError
-from triosim.tasks import COMPUTE_STREAM, HOST_STREAM
+from triosim.tasks import COMPUTE_STREAM, HOST_STREAM, SHARED_MEMORY_STREAM
 from triosim.trace import Communication, CommunicationKind, Mark, Operator, Trace
 from triosim.trace.task_streams import TaskStreams
 
@@ -157,7 +157,8 @@ class _Writer:
         if self._graphs[rank].on_cpu(node):
             return HOST_STREAM
         if node.type != NodeType.COMP:
-            return f"{HOST_STREAM} remote memory"
+            shared = None if self._system.memory is None else self._system.memory.shared(rank)
+            return f"{HOST_STREAM} remote memory" if shared is None else f"{SHARED_MEMORY_STREAM} {shared}"
         number = self._graphs[rank].text(node, "stream")
         return f"{COMPUTE_STREAM} {number}" if number else COMPUTE_STREAM
 

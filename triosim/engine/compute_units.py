@@ -17,7 +17,8 @@ import simpy
 
 from triosim.conditions.contention import Contention
 from triosim.conditions.interference import GpuSpeeds, OperatorProgress, Progress, SpanProgress
-from triosim.tasks import Compute, Handle
+from triosim.engine.shared_memories import SharedMemories
+from triosim.tasks import SHARED_MEMORY_STREAM, Compute, Handle
 
 if TYPE_CHECKING:
     from triosim.engine.options import EngineOptions
@@ -79,6 +80,7 @@ class ComputeUnits:
         self._timeline = options.timeline
         self._run_ahead = options.run_ahead
         self._finish = finish
+        self._memories = SharedMemories(env, finish)
         self.speeds: GpuSpeeds | None = None
         contention = options.contention or Contention(options.conditions.interference)
         if contention or options.conditions.gpu_events:
@@ -92,6 +94,9 @@ class ComputeUnits:
             handle.started = self._env.now
             self._recording.count_compute(rank.index, task)
             self._finish(rank, handle)
+            return
+        if not task.share and (task.stream or "").startswith(SHARED_MEMORY_STREAM):
+            self._memories.begin(rank, handle, task)
             return
         if not task.share:  # it is no work of the GPU's
             handle.started = self._env.now

@@ -28,6 +28,10 @@ class RemoteMemoryFile:
     bandwidth: int = 0
     npus_per_node: int = 1
 
+    def shared(self, rank: int) -> int | None:
+        """Return the number of the memory that a rank shares with others, or None where it has one of its own."""
+        return {MemoryType.POOL: 0, MemoryType.PER_NODE: rank // self.npus_per_node}.get(self.memory)
+
     def time_of(self, size: int) -> int:
         """Return the ns of an access of so many bytes."""
         return self.latency + int(size / self.bandwidth)

@@ -25,12 +25,11 @@ class RemoteMemory:
         """Begin an access of so many bytes by a rank, or let it wait."""
         if self._file.memory is MemoryType.NONE:
             raise Stopped("there is no remote memory: NO_MEMORY_EXPANSION")
-        if self._file.memory is MemoryType.PER_NPU:
+        node = self._file.shared(rank)
+        if node is None:
             timers, size, call, argument = access
             timers.after(self._file.time_of(size), call, argument)
-            return
-        node = rank // self._file.npus_per_node if self._file.memory is MemoryType.PER_NODE else 0
-        if node in self._busy:
+        elif node in self._busy:
             self._waiting.setdefault(node, deque()).append(access)
         else:
             self._begin(node, access)
