@@ -6,7 +6,11 @@ The command line prints ``str(error)`` and exits with ``error.exit_status``; not
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+#: Characters that move a terminal's cursor, change its state, or turn the direction of what follows.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class TriosimError(Exception):
@@ -27,7 +31,7 @@ class TriosimError(Exception):
         text = f"{self.where}: {self.what}" if self.where else self.what
         if self.fix:
             text = f"{text}; {self.fix}"
-        return " ".join(text.split())  # one line, whatever a file's content put into it
+        return printable(" ".join(text.split()))  # one line, whatever a file's content put into it
 
 
 class AsymmetryError(Exception):
@@ -74,6 +78,15 @@ class DoesNotFitError(TriosimError):
     """A step that needs more memory than a GPU has, where the user asked to stop for it."""
 
     exit_status = 3
+
+
+def printable(text: str) -> str:
+    """Return a text in which control characters, such as an escape sequence in a model's name, are pictures of themselves."""
+    return _CONTROL.sub(lambda found: _picture(ord(found[0])), text)
+
+
+def _picture(code: int) -> str:
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
 def nearest(word: str, known: Iterable[str], most: int | None = None) -> str:

@@ -15,7 +15,7 @@ from triosim.cli import options as o
 from triosim.cli.command import LaterModule, QuickCommand
 from triosim.config import Option
 from triosim.config.option import GENERAL
-from triosim.errors import OptionError
+from triosim.errors import OptionError, printable
 from triosim.gpus import DEFAULT_GPU
 from triosim.output_files import check_outputs, check_trace_name
 from triosim.trace import Trace
@@ -106,7 +106,7 @@ def command(
     write(trace, target)
     if not given["quiet"]:
         for line in (*_summary(trace), *assumed, f"written to {target}"):
-            print(f"triosim: {line}", file=sys.stderr)
+            print(f"triosim: {printable(line)}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)

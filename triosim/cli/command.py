@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from triosim.errors import OptionError
+from triosim.reports.terminal.console import new_console
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -127,10 +128,8 @@ def _help(command: Callable[..., Any]) -> str:
 
 def show_on_terminal(*what: RenderableType) -> None:
     """Print what rich can show, one below the other."""
-    from rich.console import Console
-
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "…" still shows the rest
-    console = Console(highlight=False)
+    console = new_console()
     for one in what:
         console.print(one)

@@ -11,7 +11,7 @@ from triosim.cli import options as o
 from triosim.cli.command import LaterModule
 from triosim.config import DESCRIBED, Option
 from triosim.config.option import GENERAL
-from triosim.errors import OptionError
+from triosim.errors import OptionError, printable
 from triosim.gpus import DEFAULT_GPU
 from triosim.output_files import check_outputs, check_trace_name
 from triosim.trace.formats import write
@@ -75,7 +75,7 @@ def _tell(trace: Trace, target: str) -> None:
         f"operators take {format_time(trace.seconds)}, {trace.times}",
         f"written to {target}",
     ):
-        print(f"triosim: {line}", file=sys.stderr)
+        print(f"triosim: {printable(line)}", file=sys.stderr)
 
 
 def _stem(model: str) -> str:

@@ -17,7 +17,7 @@ import typer
 
 from triosim import __version__
 from triosim.cli.command import LazyGroup
-from triosim.errors import TriosimError
+from triosim.errors import TriosimError, printable
 
 
 class Commands(LazyGroup):
@@ -158,5 +158,5 @@ def _failed(error: Exception) -> int:
 
 def _said(text: str, status: int) -> int:
     with suppress(OSError):  # a full disk behind standard error changes no exit status
-        print(f"triosim: {text}", file=sys.stderr)
+        print(f"triosim: {printable(text)}", file=sys.stderr)
     return status

@@ -5,6 +5,7 @@ Colours are Paul Tol's "bright" scheme, which people who are colour-blind can te
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from triosim.engine import Recording
 from triosim.engine.intervals import Interval, Intervals
 from triosim.engine.recording import operator_times
-from triosim.errors import OutputError
+from triosim.errors import OutputError, printable
 from triosim.output_files import PathLike, writing_bytes
 from triosim.results.exposure import causes
 from triosim.results.report import Report
@@ -258,5 +259,11 @@ def new_figure(path: PathLike, *, width: float = WIDTH, height: float) -> Any:
 
 def save_figure(figure: Any, path: PathLike, **options: Any) -> None:
     """Write a figure with options of matplotlib's ``savefig``; the kind of file follows from the name."""
-    with writing_bytes(path) as file:
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # names are shown as they are, also with $
+        text.set_text(printable(text.get_text()))
+    with writing_bytes(path) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # which a name may have
         figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150, **options)

@@ -7,6 +7,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from triosim.errors import printable
 from triosim.units import format_time
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Progress:
                 return
             columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
             line = Progress(*columns, console=Console(stderr=True), transient=True)
-            line.add_task(self.label + self._text, total=None)
+            line.add_task(printable(self.label + self._text), total=None)
             line.tasks[0].start_time = line.get_time() - PATIENCE
             line.start()
             self._line = line

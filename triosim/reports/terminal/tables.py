@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+
+from triosim.reports.terminal.console import new_console
 
 
 def plain_text(shown: RenderableType, width: int = 100) -> str:
     """Return what rich shows without colours, in lines of at most ``width`` characters."""
     file = io.StringIO()
-    Console(file=file, width=width, color_system=None, force_terminal=False).print(shown)
+    new_console(file=file, width=width, color_system=None, force_terminal=False).print(shown)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
