@@ -34,13 +34,14 @@ from triosim.tracer.device.cuda_memory import LimitedAllocator
 from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
 from triosim.tracer.distributed import data_parallel, fake_world, spawned_ranks
 from triosim.tracer.distributed.process_groups import ProcessGroups
+from triosim.tracer.distributed.rank_exchange import RankExchange
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.patches import Patches, only_capture
 from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of
 from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
-from triosim.tracer.surroundings import nvidia_smi, saved_tensors
+from triosim.tracer.surroundings import distributed_checkpoints, nvidia_smi, saved_tensors
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 
@@ -107,6 +108,8 @@ class FakeDevice:
         undecomposed_operators.install(patches)
         script_patches.install(patches, recorder, fake_mode)
         saved_tensors.install(patches, recorder, self._files)
+        exchange = RankExchange(self.rank, self._messages)
+        distributed_checkpoints.install(patches, exchange)
         nvidia_smi.install(patches)
         if self._files is not None:
             self._files.install(patches)
@@ -116,7 +119,7 @@ class FakeDevice:
         spawned_ranks.install(patches, local, devices)
         if self.world is not None:
             self.groups = fake_world.install(
-                patches, recorder, mode, world=self.world, rank=self.rank, messages=self._messages
+                patches, recorder, mode, world=self.world, exchange=exchange, messages=self._messages
             )
         patches.enter_context(
             torch.autograd.set_multithreading_enabled(False)

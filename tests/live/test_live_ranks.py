@@ -119,4 +119,89 @@ def test_ranks_that_were_taken_for_equal_and_differ_are_named(tmp_path: Path) ->
     assert "ranks 0 and 15 were assumed to run the same and differ" in done.stderr
     assert "1 s of the host at train.py:14 on rank 15; let each run for itself: --ranks 0,15" in done.stderr
     alone = run(tmp_path, STRAGGLER, "--world", "16", "-q", "--ranks", "0,15")
-    assert alone.stdout.splitlines()[-1] == "rank 15 step 3: 1.00"
+    assert "rank 15 step 3: 1.00" in alone.stdout.splitlines()
+
+
+#: What each rank gets in collectives over known values and Python objects.
+EXCHANGES = (
+    SETUP
+    + """
+def numbers(*values):
+    return torch.tensor(values, device="cuda")
+
+summed, mean, largest = numbers(rank + 1), numbers(float(rank)), numbers(rank)
+dist.all_reduce(summed)
+dist.all_reduce(mean, dist.ReduceOp.AVG)
+dist.all_reduce(largest, dist.ReduceOp.MAX)
+gathered = [numbers(0) for _ in range(world)]
+dist.all_gather(gathered, numbers(rank))
+sent = numbers(10 * rank)
+dist.broadcast(sent, src=world - 1)
+swapped = torch.empty(world, dtype=torch.int64, device="cuda")
+dist.all_to_all_single(swapped, torch.arange(world, device="cuda") + 100 * rank)
+mine = numbers(0)
+dist.scatter(mine, [numbers(7 + other) for other in range(world)] if rank == 1 else None, src=1)
+objects, sizes, task = [None] * world, [rank], [None]
+dist.all_gather_object(objects, {"rank": rank})
+dist.broadcast_object_list(sizes, src=2)
+dist.scatter_object_list(task, list("abcd") if rank == 0 else None, src=0)
+if rank == 0:
+    dist.send_object_list(["hello"], dst=1)
+if rank == 1:
+    dist.recv_object_list(sizes, src=0)
+print(rank, summed.item(), mean.item(), largest.item(), [one.item() for one in gathered], sent.item(), swapped.tolist(),
+      mine.item(), [one and one["rank"] for one in objects], sizes, task)
+"""
+)
+
+
+def test_running_ranks_get_what_the_others_send(tmp_path: Path) -> None:
+    done = run(tmp_path, EXCHANGES, "--world", "4", "-q")
+    assert done.returncode == 0, done.stderr
+    expected = [
+        f"{rank} 10 1.5 3 [0, 1, 2, 3] 30 {[100 * other + rank for other in range(4)]} {7 + rank} [0, 1, 2, 3] "
+        f"{['hello'] if rank == 1 else [2]} {['abcd'[rank]]}"
+        for rank in range(4)
+    ]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_a_rank_that_does_not_run_sends_what_the_one_that_it_follows_does(tmp_path: Path) -> None:
+    """Ranks 1 and 2 follow rank 0."""
+    done = run(tmp_path, EXCHANGES, "--world", "4", "-q", "--ranks", "0,3")
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        assert line[1:].startswith(" 7 0.75 3 [0, 0, 0, 3] 30 "), line  # 1 + 1 + 1 + 4
+
+
+#: All ranks save a model under FSDP2 and its optimizer, and load both again.
+CHECKPOINTS = (
+    SETUP
+    + """
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+model = fully_shard(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64)).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    model(torch.randn(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+weights, states = get_state_dict(model, optimizer)
+SAVE({"weights": weights, "states": states, "step": step}, checkpoint_id="saved")WAIT
+loaded = {"weights": weights, "states": states, "step": -1}
+dcp.load(loaded, checkpoint_id="saved")
+set_state_dict(model, optimizer, model_state_dict=loaded["weights"], optim_state_dict=loaded["states"])
+found = dcp.FileSystemReader("saved").read_metadata().state_dict_metadata["weights.0.weight"]
+print(rank, sorted(chunk.offsets[0] for chunk in found.chunks), loaded["step"], sorted(os.listdir("saved")))
+"""
+)
+
+
+@pytest.mark.parametrize(("save", "wait"), [("dcp.save", ""), ("dcp.async_save", ".result()")])
+def test_a_distributed_checkpoint_has_the_shards_of_all_running_ranks(tmp_path: Path, save: str, wait: str) -> None:
+    script = CHECKPOINTS.replace("SAVE", save).replace("WAIT", wait).replace('"nccl"', '"cpu:gloo,cuda:nccl"')
+    done = run(tmp_path, script, "--world", "4", "-q", "--ranks", "0,3")
+    assert done.returncode == 0, done.stderr
+    files = ["'.metadata'", "'__0_0.distcp'", "'__3_0.distcp'"]
+    assert sorted(done.stdout.splitlines()) == [f"{rank} [0, 48] 2 [{', '.join(files)}]" for rank in (0, 3)]

@@ -43,8 +43,10 @@ def install(patches: Patches, recorder: Recorder, fake_mode: FakeTensorMode) -> 
     for module in (importlib.import_module("torch.optim.optimizer"), torch.utils._foreach_utils):
         patches.add(module, "_foreach_supported_types", FakeTensor)  # or optimizers take each parameter by itself
     swap = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.__future__.set_swap_module_params_on_conversion(True)  # to move modules, whose real parameters become fake
     patches.callback(lambda: torch.__future__.set_swap_module_params_on_conversion(swap))
+    module = torch.nn.Module
+    patches.make([Patch(module, "_load_from_state_dict", _loaded_with(module._load_from_state_dict, swap))])
 
 
 class _AfterImports:
@@ -120,6 +122,19 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield from compilation_patches(
         lambda model: None if getattr(model, "__name__", "") in _FLEX_ATTENTION else recorder.note(LEFT_OUT)
     )
+
+
+def _loaded_with(load: Any, swap: bool) -> Any:
+    """Return a ``Module._load_from_state_dict`` that copies into parameters, or swaps them where the script asked for that."""
+
+    def _load_from_state_dict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        torch.__future__.set_swap_module_params_on_conversion(swap)
+        try:
+            load(self, *args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(True)
+
+    return _load_from_state_dict
 
 
 def _swap(fake_mode: FakeTensorMode) -> Any:

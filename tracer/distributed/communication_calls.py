@@ -22,13 +22,15 @@ from triosim.tracer.device.known_contents import flat
 from triosim.tracer.distributed import known_values
 from triosim.tracer.distributed.known_values import Exchange
 from triosim.tracer.distributed.process_groups import ProcessGroups
+from triosim.tracer.distributed.rank_exchange import RankExchange
 from triosim.tracer.pytorch_version import required
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
 #: The work that PyTorch's fake process group returns.
 FakeWork: Any = getattr(torch._C._distributed_c10d, "FakeWork", None)
 
-#: By operator of a process group: the kind, and the positions of the tensors that give its size and of the root or peer.
+#: By operator of a process group: the kind, and the positions of the tensors that give its size and of the root or peer. Of a
+#: gather or a scatter the root alone has the whole: these give a rank's part.
 _PROCESS_GROUP_CALLS: dict[str, tuple[CommunicationKind, int, int | None]] = {
     "allreduce_": ("all_reduce", 0, None),
     "allreduce_coalesced_": ("all_reduce", 0, None),
@@ -43,8 +45,8 @@ _PROCESS_GROUP_CALLS: dict[str, tuple[CommunicationKind, int, int | None]] = {
     "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, None),
     "alltoall_": ("all_to_all", 1, None),
     "alltoall_base_": ("all_to_all", 1, None),
-    "gather_": ("gather", 0, 3),
-    "scatter_": ("scatter", 1, 3),
+    "gather_": ("gather", 1, 3),
+    "scatter_": ("scatter", 0, 3),
     "send": ("send", 0, 2),
     "recv_": ("recv", 0, 2),
     "barrier": ("barrier", 0, None),
@@ -75,11 +77,11 @@ _WRITTEN = ("output_tensors", "output_tensor", "output", "outputs", "tensors")
 class CommunicationCalls:
     """The recorder of communications, and of the works that they return."""
 
-    def __init__(self, recorder: Recorder, mode: DeviceMode, groups: ProcessGroups, rank: int) -> None:
+    def __init__(self, recorder: Recorder, mode: DeviceMode, groups: ProcessGroups, ranks: RankExchange) -> None:
         self.recorder = recorder
         self.mode = mode
         self.groups = groups
-        self.rank = rank
+        self._ranks = ranks
         self.pending: list[int] = []  # works that nobody has waited for yet, in order
         self._count = 0
         self._batch: int | None = None
@@ -114,10 +116,11 @@ class CommunicationCalls:
             if number is not None:
                 work.seq_id = number
             exchange = kind in ("send", "recv")
+            parts = group.size() if kind in ("gather", "scatter") else 1
             asked = Communication(
                 kind,
                 axis,
-                0.0 if kind == "barrier" else _bytes(flat(args[sized])),
+                0.0 if kind == "barrier" else parts * _bytes(flat(args[sized])),
                 root=None if exchange else target,
                 peer=target if exchange else None,
                 tag=args[3] if exchange else 0,
@@ -126,7 +129,8 @@ class CommunicationCalls:
                 shares=_sent(named, args[sized]) if kind == "all_to_all" else None,
             )
             self._record(function, asked, given, [])
-        known_values.follow(_contents_of(kind, name, named), _side(named, _GIVEN), _side(named, _WRITTEN), group)
+        exchanged = _contents_of(kind, named)
+        known_values.follow(exchanged, _side(named, _GIVEN), _side(named, _WRITTEN), group, self._ranks)
         boxed = work.boxed()
         first = function._schema.returns[0].type
         return (args[0], boxed) if len(function._schema.returns) == 2 else boxed if first is not None else None
@@ -193,8 +197,8 @@ class CommunicationCalls:
             for tensor in made:
                 if on_device(tensor):
                     self._by_block[self.recorder.storages.of(tensor).number] = number
-            name = function._schema.name
-            known_values.follow(_contents_of(kind, name, named), given, made, _group(named["group_name"]))
+            group_name = named["group_name"]
+            known_values.follow(_contents_of(kind, named), given, made, _resolve_process_group(group_name), self._ranks)
         return result
 
     def _wait_tensor(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -218,23 +222,21 @@ class CommunicationCalls:
         return self.groups.axis(_resolve_process_group(group).group_name if found is None else found)
 
 
-def _group(group: Any) -> ProcessGroup:
-    return _resolve_process_group(group)  # type: ignore[no-any-return]
-
-
 def _side(named: dict[str, Any], names: tuple[str, ...]) -> Any:
     """Return the tensors that a process group's operator reads, or writes, by the names that its argument may have."""
     return next((named[name] for name in names if name in named), ())
 
 
-def _contents_of(kind: CommunicationKind, name: str, named: dict[str, Any]) -> Exchange:
+def _contents_of(kind: CommunicationKind, named: dict[str, Any]) -> Exchange:
     """Return what is known of how a communication's results follow from its contents."""
-    splits = [*(named.get("input_split_sizes") or ()), *(named.get("output_split_sizes") or ())]
-    equal = len(set(splits)) < 2 and not (kind == "reduce_scatter" and "coalesced" in name)
+    splits = tuple(named.get("input_split_sizes") or ())
     reduction = named.get("reduce_op")
     if reduction is not None and not isinstance(reduction, str):
         reduction = ReduceOp.RedOpType(reduction.op()).name.lower()
-    return Exchange(kind, reduction, equal)
+    if kind == "reduce_scatter" and "inputs" in named:
+        reduction = None  # of several tensors at once
+    whole = all(isinstance(one, int) for one in splits)
+    return Exchange(kind, reduction, splits if whole else None, named.get("root_rank", named.get("src")))
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:

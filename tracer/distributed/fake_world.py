@@ -7,7 +7,7 @@ script asks of it is recorded (``triosim.tracer.distributed.communication_calls`
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -20,6 +20,7 @@ from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.distributed import ddp, dtensor, fsdp, pipelining
 from triosim.tracer.distributed.communication_calls import CommunicationCalls, FakeWork
 from triosim.tracer.distributed.process_groups import ProcessGroups
+from triosim.tracer.distributed.rank_exchange import RankExchange, members_of
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import missing_api
@@ -54,24 +55,26 @@ def install(
     mode: DeviceMode,
     *,
     world: int,
-    rank: int,
+    exchange: RankExchange,
     messages: RankMessages | None = None,
 ) -> ProcessGroups:
     """Make this process one rank of a world until the patches are undone; return the groups that it will make.
 
-    Through ``messages`` the stages of a pipeline, each a process, tell each other their shapes.
+    Through ``exchange`` it gets what others send. Through ``messages`` the stages of a pipeline, each a process, tell each
+    other their shapes.
     """
     if FakeWork is None:
         raise missing_api("torch.distributed's FakeWork")
+    rank = exchange.rank
     _set_environment(patches, environment(rank, world))
     groups = ProcessGroups(world)
-    calls = CommunicationCalls(recorder, mode, groups, rank)
+    calls = CommunicationCalls(recorder, mode, groups, exchange)
     mode.replace(dict(calls.operators()))
     recorder.call_on_begin(calls.forget)
     patches.callback(_leave_groups)
     patches.make(_process_groups(groups, rank, world))
     patches.make(_works(calls))
-    patches.make(_objects())
+    patches.make(_objects(exchange))
     ddp.install(patches, recorder, calls)
     fsdp.install(patches, recorder, mode, calls)
     dtensor.install(patches, mode)
@@ -162,25 +165,77 @@ def _works(calls: CommunicationCalls) -> Iterator[Patch]:
         yield Patch(owner, "batch_isend_irecv", wraps(original)(batch_isend_irecv))
 
 
-def _objects() -> Iterator[Patch]:
-    """Yield patches of exchanges of Python objects, from which each rank gets its own object."""
+def _objects(exchange: RankExchange) -> Iterator[Patch]:
+    """Yield patches of exchanges of Python objects, and of barriers, which hold the ranks that run until all have come."""
 
-    def all_gather_object(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
-        object_list[:] = [obj] * len(object_list)
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        if members := members_of(group):
+            object_list[:] = exchange.objects(members, obj)
 
-    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+    def gather_object(
+        obj: Any, object_gather_list: list[Any] | None = None, dst: Any = None, group: Any = None, group_dst: Any = None
+    ) -> None:
+        found = exchange.objects(members_of(group), obj)
         if object_gather_list is not None:
-            object_gather_list[:] = [obj] * len(object_gather_list)
+            object_gather_list[:] = found
+
+    def broadcast_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
+    ) -> None:
+        if members := members_of(group):
+            object_list[:] = exchange.object_of_root(members, _position(members, src, group_src), object_list)
 
     def scatter_object_list(
-        scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, *_: Any, **__: Any
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: Any = None,
+        group: Any = None,
+        group_src: Any = None,
     ) -> None:
-        given = scatter_object_input_list
-        scatter_object_output_list[0] = given[dist.get_rank() % len(given)] if given else None
+        if members := members_of(group):
+            root = _position(members, src, group_src)
+            given = exchange.object_of_root(members, root, scatter_object_input_list)
+            scatter_object_output_list[0] = given[members.index(exchange.rank)] if given else None
+
+    def send_object_list(
+        object_list: list[Any], dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None, **_: Any
+    ) -> None:
+        members = members_of(group)
+        exchange.send(members[_position(members, dst, group_dst)], object_list)
+
+    def recv_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None, **_: Any
+    ) -> int:
+        members = members_of(group)
+        sender = members[_position(members, src, group_src)]
+        object_list[:] = exchange.receive(sender, object_list)
+        return sender
 
     for owner in (dist, distributed_c10d):
         yield Patch(owner, "all_gather_object", all_gather_object)
         yield Patch(owner, "gather_object", gather_object)
-        yield Patch(owner, "broadcast_object_list", lambda object_list, *_, **__: None)
+        yield Patch(owner, "broadcast_object_list", broadcast_object_list)
         yield Patch(owner, "scatter_object_list", scatter_object_list)
-        yield Patch(owner, "monitored_barrier", lambda *_, **__: None)
+        yield Patch(owner, "send_object_list", send_object_list)
+        yield Patch(owner, "recv_object_list", recv_object_list)
+        yield Patch(owner, "barrier", _held(owner.barrier, exchange))
+        yield Patch(owner, "monitored_barrier", _held(lambda *_, **__: None, exchange))
+
+
+def _position(members: Sequence[int], rank: int | None, position: int | None) -> int:
+    """Return a rank's position in a group, of which one of both is given, else the first one's."""
+    if position is not None:
+        return position
+    return 0 if rank is None else members.index(rank)
+
+
+def _held(original: Any, exchange: RankExchange) -> Any:
+    """Return a barrier: a script saves on one rank, waits at a barrier, and loads on all."""
+
+    def barrier(group: Any = None, *args: Any, **options: Any) -> Any:
+        result = original(group, *args, **options)
+        if not options.get("async_op"):
+            exchange.contributions(members_of(group), "barrier", None)
+        return result
+
+    return barrier

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ _TIMEOUT_SECONDS = 300.0
 class RankMessages:
     """The messages that one rank sends and receives. ``waits(other)`` is called each time that it waits for another rank.
 
-    It waits for ``patience`` seconds at most.
+    It waits for ``patience`` seconds at most. ``like`` says, of each rank, which one stands for it, where all these run at the
+    same time.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class RankMessages:
         rank: int,
         waits: Callable[[int], None] | None = None,
         patience: float = _TIMEOUT_SECONDS,
+        like: Sequence[int] | None = None,
     ) -> None:
         self.folder = Path(folder)
+        self.like = like
         self.rank = rank
         self._waits = waits
         self._patience = patience
@@ -46,13 +49,17 @@ class RankMessages:
         """Return the next message from another rank; wait for it. Raises ``CaptureError`` when none comes."""
         return self.collect(self._next(sender, self.rank, subject), sender)
 
-    def announce(self, subject: str) -> None:
-        """Tell all ranks that this one has come to a place."""
-        self.deliver(self._next(self.rank, "all", subject), None)
+    def announce(self, subject: str, value: Any) -> None:
+        """Send a message to all ranks."""
+        self.deliver(self._next(self.rank, "all", subject), value)
 
-    def hear(self, sender: int, subject: str) -> None:
-        """Wait for what another rank announces next. Raises ``CaptureError`` when it does not."""
-        self.collect(self._next(sender, "all", subject), sender)
+    def hear(self, sender: int, subject: str) -> Any:
+        """Return what another rank announces next; wait for it. Raises ``CaptureError`` when it does not."""
+        return self.collect(self._next(sender, "all", subject), sender)
+
+    def skip(self, sender: int, subject: str) -> None:
+        """Leave out what another rank announces next."""
+        self._next(sender, "all", subject)
 
     def deliver(self, path: Path, value: Any) -> None:
         """Write a message to its file."""

@@ -2,8 +2,7 @@
 
 ``torch.save`` writes a file as always, in which a fake tensor is a call of ``rebuilt`` with its metadata. Loaded is a tensor of
 the same shape on the device that is asked for. Of a real checkpoint, which is mapped and not read, small tensors and whole
-numbers are real, others fake. ``torch.distributed.checkpoint`` saves by ``torch.save``, which also writes files of safetensors
-here.
+numbers are real, others fake. Files of safetensors are written by ``torch.save`` too.
 """
 
 from __future__ import annotations
@@ -17,15 +16,12 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.checkpoint import default_planner
-from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map_only
 
 from triosim.tracer.device import known_contents
 from triosim.tracer.device.dispatch_mode import MOST_MADE
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.pytorch_version import required
 from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
@@ -162,26 +158,10 @@ def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
 
         return tree_map_only(torch.Tensor, placed, found)
 
-    # A distributed checkpoint has the shards of the ranks that run, which need not be all: each plans for itself, and writes
-    # all that it holds.
-    yield Patch(_DistWrapper, "__init__", _coordinating(required(_DistWrapper, "__init__")))
-    yield Patch(default_planner, "dedup_save_plans", lambda plans, *_, **__: plans, "leave")
-    lists = "list" in str(required(default_planner, "_validate_global_plan").__annotations__["return"])  # what is wrong
-    yield Patch(default_planner, "_validate_global_plan", lambda *_: [] if lists else True)
     yield Patch(torch, "save", save_shapes)
     yield Patch(torch, "load", load_shapes)
     yield Patch(torch.serialization, "save", save_shapes)
     yield Patch(torch.serialization, "load", load_shapes)
-
-
-def _coordinating(make: Any) -> Any:
-    """Return an initialiser by which each rank is the one that plans a checkpoint."""
-
-    def __init__(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:  # noqa: N807
-        make(self, group, use_dist, coordinator_rank)
-        self.is_coordinator = True
-
-    return __init__
 
 
 def _device(map_location: Any, place: str) -> torch.device:

@@ -82,10 +82,7 @@ def run_live(request: Request, config: RunConfig) -> tuple[int, Result | None]:
     chosen = checked_ranks(request.ranks, job.world)
     found = _compared(request.ranks, chosen, job) if job.distributed else None
     like = _followed(chosen, found, job.world)
-    with (
-        RankOutput(shown, request.ranks_output) as output,
-        LiveRun(job, sorted(set(like)), output, request.patience) as run,
-    ):
+    with RankOutput(shown, request.ranks_output) as output, LiveRun(job, like, output, request.patience) as run:
         system = live_system(job.gpu, job.world, config, None if found is None else found.streams)
         if found is not None and system.symmetry is not None:
             like = found.streams.like

@@ -80,6 +80,22 @@ def waits(trace: Trace) -> Counter[int | None]:
 # ---- data parallelism -------------------------------------------------------------------------------------------
 
 
+def test_a_state_dict_is_loaded_into_a_model_under_ddp() -> None:
+    """PyTorch copies into the parameters, whose gradients DDP's reducer waits for."""
+
+    def train() -> Step:
+        model = DistributedDataParallel(network())
+        step = steps(model)
+        step()
+        before = list(model.parameters())
+        model.module.load_state_dict(network().state_dict())
+        assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
+        return step
+
+    trace, _ = captured(train)
+    assert sum(one.nbytes for one in communications(trace, "all_reduce")) == LAYERS * LAYER_BYTES
+
+
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
 def test_ddp_reduces_each_gradient_once_and_waits_for_each_bucket(options: dict[str, bool]) -> None:
     trace, _ = captured(lambda: steps(DistributedDataParallel(network(), bucket_cap_mb=0.01, **options)))
@@ -393,6 +409,8 @@ def test_collectives_of_a_script_are_what_nccl_tests_would_call_their_size() -> 
             work = dist.reduce(mine, dst=1, async_op=True)
             work.wait()
             work.wait()
+            dist.scatter(mine, None, src=1)  # the root alone has all parts
+            dist.gather(mine, None, dst=1)
             dist.barrier()
             model(torch.randn(BATCH, WIDTH, device="cuda")).sum().backward()
             optimizer.step()
@@ -409,6 +427,8 @@ def test_collectives_of_a_script_are_what_nccl_tests_would_call_their_size() -> 
         ("all_to_all", 128, None, True),
         ("broadcast", 32, 2, True),
         ("reduce", 32, 1, False),
+        ("scatter", 128, 1, True),
+        ("gather", 128, 1, True),
     ]
     assert found[-1][0] == "barrier"
     reduction = communications(trace, "reduce")[0]

@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -25,7 +25,7 @@ from torch.utils.data import dataloader
 from triosim.errors import CaptureError, TriosimError
 from triosim.live.items import At, Awaited, Posted, Said
 from triosim.live.job import LiveJob
-from triosim.live.script_process import clock, meetings
+from triosim.live.script_process import clock
 from triosim.live.script_process.task_feed import TaskFeed
 from triosim.trace import Trace
 from triosim.tracer.distributed.rank_messages import RankMessages
@@ -48,8 +48,11 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 _TRACER = str(Path(sys.modules[FakeDevice.__module__].__file__ or "").resolve().parent)
 
 
-def run_rank(job: LiveJob, rank: int, running: Collection[int], connection: Connection, folder: str) -> None:
-    """Run the script as one of the ``running`` ranks; answer then with the traces of steps that the simulation asks for."""
+def run_rank(job: LiveJob, rank: int, like: Sequence[int], connection: Connection, folder: str) -> None:
+    """Run the script as one rank; answer then with the traces of steps that the simulation asks for.
+
+    ``like`` is, for each rank of the world, the running one that stands for it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends this process
     _end_with_parent()
     atexit._clear()
@@ -59,8 +62,8 @@ def run_rank(job: LiveJob, rank: int, running: Collection[int], connection: Conn
     sys.stdout, sys.stderr = _output(feed, "out"), _output(feed, "err")
     steps = _Steps(feed, job.steps)
     try:
-        messages = _Messages(Path(folder), rank, feed)
-        status = _status_of(job, messages, running, feed, steps)
+        messages = _Messages(Path(folder), rank, feed, like)
+        status = _status_of(job, messages, feed, steps)
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -73,7 +76,7 @@ def run_rank(job: LiveJob, rank: int, running: Collection[int], connection: Conn
         os._exit(0)
 
 
-def _status_of(job: LiveJob, messages: _Messages, running: Collection[int], feed: TaskFeed, steps: _Steps) -> int:
+def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps) -> int:
     """Run the script; return its exit status. Its errors are shown as Python shows them, and ours with our frames."""
     random.seed(0)
     torch.manual_seed(0)
@@ -87,7 +90,7 @@ def _status_of(job: LiveJob, messages: _Messages, running: Collection[int], feed
             with Patches() as patches, steps.counted():
                 clock.install(patches, feed, job.start_time)
                 patches.make([_loader(feed, job.loader_seconds)])
-                patches.make(meetings.patches(messages, running) if job.distributed else _without_world())
+                patches.make(() if job.distributed else _without_world())
                 execute(job.path, job.arguments, module=job.module)
         return 0
     except EnoughSteps:
@@ -211,8 +214,8 @@ class _Steps:
 class _Messages(RankMessages):
     """Messages between running ranks, of which the simulation is told, so that a rank waits in simulated time too."""
 
-    def __init__(self, folder: Path, rank: int, feed: TaskFeed) -> None:
-        super().__init__(folder, rank, patience=math.inf)  # the simulation finds ranks that wait for ever
+    def __init__(self, folder: Path, rank: int, feed: TaskFeed, like: Sequence[int]) -> None:
+        super().__init__(folder, rank, patience=math.inf, like=like)  # the simulation finds ranks that wait for ever
         self._feed = feed
 
     def deliver(self, path: Path, value: Any) -> None:

@@ -1,0 +1,120 @@
+"""What the ranks of a group have sent, as each of them receives it in a collective.
+
+Of a rank that runs beside this one it is what that rank has sent; of one that does not run, what the running rank that it
+follows has sent in the same group, or else what this rank has sent itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from triosim.tracer.distributed.rank_messages import RankMessages
+
+
+class RankExchange:
+    """Exchanges of a rank with those that run beside it, by ``messages``; without any, all are taken to send the same."""
+
+    def __init__(self, rank: int, messages: RankMessages | None = None) -> None:
+        self.rank = rank
+        self._messages = messages
+        self._like = None if messages is None else messages.like
+
+    def holder(self, members: Sequence[int], rank: int) -> int:
+        """Return the running rank that stands for one of the members of a group."""
+        found = self.rank if self._like is None else self._like[rank]
+        return found if found in members else self.rank
+
+    def is_alone(self, members: Sequence[int]) -> bool:
+        """Whether this rank stands for all members of a group."""
+        return all(self.holder(members, one) == self.rank for one in members)
+
+    def _others(self, members: Sequence[int]) -> list[int]:
+        """Return the running ranks whose contributions this one gets."""
+        return sorted({self.holder(members, one) for one in members} - {self.rank})
+
+    def contributions(self, members: Sequence[int], subject: str, mine: Any) -> list[Any]:
+        """Return what each member of a group sends, in order; wait for those that run. ``mine`` can be written as JSON."""
+        holders = [self.holder(members, one) for one in members]
+        others = self._others(members)
+        found = {self.rank: mine}
+        if others and self._messages is not None:
+            subject = _name(subject, members)
+            self._messages.announce(subject, mine)
+            found.update((other, self._messages.hear(other, subject)) for other in others)
+        return [found[one] for one in holders]
+
+    def contribute_nothing(self, members: Sequence[int], subject: str) -> None:
+        """Send None as this rank's contribution, and wait for no other's."""
+        if self._messages is not None:
+            subject = _name(subject, members)
+            self._messages.announce(subject, None)
+            for other in self._others(members):
+                self._messages.skip(other, subject)
+
+    def of_root(self, members: Sequence[int], subject: str, root: int, mine: Any) -> Any:
+        """Return what the root, a position in the group, sends, for whom each other waits. ``mine`` can be written as JSON."""
+        holder = self.holder(members, members[root])
+        if self._messages is None or self.is_alone(members):
+            return mine
+        subject = _name(f"{subject}-of-{root}", members)
+        if holder != self.rank:
+            return self._messages.hear(holder, subject)
+        self._messages.announce(subject, mine)
+        return mine
+
+    def objects(self, members: Sequence[int], mine: Any) -> list[Any]:
+        """Return the Python object that each member of a group sends; of ranks with one holder it is the same object."""
+        if self.is_alone(members):
+            return [mine] * len(members)
+        holders = [self.holder(members, one) for one in members]
+        sent = dict(zip(holders, self.contributions(members, "objects", encoded(mine)), strict=True))
+        found = {one: mine if one == self.rank else decoded(text) for one, text in sent.items()}
+        return [found[one] for one in holders]
+
+    def object_of_root(self, members: Sequence[int], root: int, mine: Any) -> Any:
+        """Return the Python object that the root, a position in the group, sends."""
+        is_mine = self.holder(members, members[root]) == self.rank
+        if is_mine and self.is_alone(members):
+            return mine
+        sent = self.of_root(members, "object", root, encoded(mine) if is_mine else None)
+        return mine if is_mine else decoded(sent)
+
+    def send(self, receiver: int, value: Any) -> None:
+        """Send a Python object to a rank, if it runs."""
+        if self._messages is not None and self._like is not None and self._like[receiver] == receiver:
+            self._messages.send(receiver, "object", encoded(value))
+
+    def receive(self, sender: int, otherwise: Any) -> Any:
+        """Return the Python object that a rank has sent to this one, if it runs; wait for it."""
+        if self._messages is None or self._like is None or self._like[sender] != sender:
+            return otherwise
+        return decoded(self._messages.receive(sender, "object"))
+
+
+def _name(subject: str, members: Sequence[int]) -> str:
+    return f"{subject}-{hash(tuple(members)):x}"
+
+
+def encoded(value: Any) -> str:
+    """Return a Python object as text, its fake tensors by shape."""
+    into = io.BytesIO()
+    torch.save(value, into)
+    return base64.b64encode(into.getvalue()).decode()
+
+
+def decoded(text: str) -> Any:
+    """Return the Python object of a text."""
+    return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=False)
+
+
+def members_of(group: Any) -> tuple[int, ...]:
+    """Return the ranks of a group; none where this rank is not in it."""
+    if not dist.is_initialized() or group is dist.GroupMember.NON_GROUP_MEMBER:
+        return ()
+    return tuple(dist.get_process_group_ranks(group))
