@@ -85,6 +85,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "html": "triosim.reports.files.html:Html",
         "csv": "triosim.reports.files.csv_table:Csv",
         "timeline": "triosim.reports.files.timeline:Timeline",
+        "kineto": "triosim.reports.kineto.report:Kineto",
         "plot": "triosim.reports.pictures.plot:Plot",
         "link-plot": "triosim.reports.pictures.link_plot:LinkPlot",
         "comparison-text": "triosim.reports.terminal.comparison_table:ComparisonText",

@@ -84,6 +84,16 @@ def format_time(seconds: float) -> str:
     return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
 
 
+def whole_nanoseconds(seconds: float) -> int:
+    """Return seconds as the nearest whole number of nanoseconds."""
+    return round(seconds * 1e9)
+
+
+def as_microseconds(nanoseconds: int) -> str:
+    """Return whole nanoseconds as trace events have times: microseconds with three decimals."""
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
+
+
 def format_bytes(nbytes: float) -> str:
     """Return bytes as a person reads them, in powers of ten: ``1.64 GB``."""
     return _scaled(nbytes, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")))

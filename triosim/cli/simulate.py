@@ -24,7 +24,7 @@ tables = LaterModule("reports.terminal.result_tables")
 reports = LaterModule("results.report")
 
 #: The reports that have an option of their own, by that option.
-_REPORTS = {"csv": "csv", "timeline": "timeline", "plot": "plot", "link_plot": "link-plot"}
+_REPORTS = {"csv": "csv", "timeline": "timeline", "kineto": "kineto", "plot": "plot", "link_plot": "link-plot"}
 
 # fmt: off
 #: What is done with the result.
@@ -35,6 +35,8 @@ OPTIONS = (
     Option("csv", metavar="FILE", panel=OUTPUT, help="Write every figure as a row of a CSV file."),
     Option("timeline", metavar="FILE", panel=OUTPUT, help=
         "A timeline for ui.perfetto.dev or chrome://tracing (.json or .json.gz)."),
+    Option("kineto", metavar="FOLDER", panel=OUTPUT, help=
+        "A profile of every rank as PyTorch's profiler writes it (Kineto), for HolisticTraceAnalysis and others."),
     o.PLOT,
     Option("link_plot", metavar="FILE", panel=OUTPUT, help=
         "A heat map of the links: on the topology, and over time (png, svg, pdf)."),

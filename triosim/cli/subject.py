@@ -86,10 +86,11 @@ def with_reports(
 
     Raises ``TriosimError`` where one of them, or another of the ``outputs``, could not be written.
     """
-    run.check_outputs(*outputs, *(path for _, path in named), reading=[plugins.file_of(name) for name, _ in named])
+    kinds = [(reports.find(name, subject), path) for name, path in named]
+    files = [path for kind, path in kinds if not getattr(kind, "is_folder", False)]
+    run.check_outputs(*outputs, *files, reading=[plugins.file_of(name) for name, _ in named])
     found, taken = [], set()
-    for name, path in named:
-        kind = reports.find(name, subject)
+    for kind, path in kinds:
         reports.check(kind, path)
         own = {*plugins.option_names(kind)} & run.config.options.keys()
         options = parsed(kind, {key: run.config.options[key] for key in own})

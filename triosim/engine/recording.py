@@ -6,12 +6,13 @@ the last member has arrived. All times are seconds on the simulation's clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from triosim.engine.intervals import Interval, Intervals, length, overlap
-from triosim.tasks import Compute, Handle, Layers
+from triosim.tasks import Batch, Compute, Handle, Layers, Recv, Send
 from triosim.trace import Operator
 
 
@@ -103,6 +104,23 @@ def operator_times(handle: Handle) -> Iterator[tuple[Operator, float, float]]:
     for operator in task.operators:
         yield operator, now, now + operator.seconds
         now += operator.seconds
+
+
+def matched_sends(by_rank: Mapping[int, Iterable[Handle]]) -> Iterator[tuple[Handle, Handle, float]]:
+    """Yield each send with its receive and its bytes: matched by pair, tag and order, as the engine does."""
+    sent: dict[tuple[int, int, int], deque[tuple[Handle, float]]] = {}
+    received: dict[tuple[int, int, int], deque[Handle]] = {}
+    for rank, handles in by_rank.items():
+        for handle in handles:
+            task = handle.task
+            for part in task.parts if isinstance(task, Batch) else (task,):
+                if isinstance(part, Send):
+                    sent.setdefault((rank, part.destination, part.tag), deque()).append((handle, part.nbytes))
+                elif isinstance(part, Recv):
+                    received.setdefault((part.source, rank, part.tag), deque()).append(handle)
+    for channel, senders in sent.items():
+        for (sender, nbytes), receiver in zip(senders, received.get(channel, ()), strict=False):
+            yield sender, receiver, nbytes
 
 
 @dataclass(slots=True)

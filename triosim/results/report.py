@@ -28,12 +28,13 @@ class Report:
     """A view of a ``subject`` as a file; the run must have kept the ``records``.
 
     The constructor's keywords are its options, which ``--option`` gives too: checked and converted for those declared in
-    ``options``, else as texts.
+    ``options``, else as texts. One that ``is_folder`` writes files of its own into a folder, and checks that itself.
     """
 
     subject: ClassVar[Subject] = "result"
     records: ClassVar[tuple[Records, ...]] = ()
     options: ClassVar[tuple[Option, ...]] = ()
+    is_folder: ClassVar[bool] = False
 
     @classmethod
     def check(cls, path: PathLike) -> None:

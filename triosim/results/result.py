@@ -208,6 +208,10 @@ class Result(Reportable):
         """Write the run for Perfetto or chrome://tracing (compressed where the name ends in ``.gz``)."""
         self.write("timeline", path)
 
+    def save_kineto(self, folder: PathLike) -> None:
+        """Write ``rank-N.json.gz`` for each rank: the run as PyTorch's profiler would have recorded it."""
+        self.write("kineto", folder)
+
     def plot(self, path: PathLike) -> None:
         """Write a picture: when each rank computed and communicated, and what its step time consists of."""
         self.write("plot", path)

@@ -8,13 +8,13 @@ Format", ``ts`` and ``dur`` are microseconds, here rounded to whole nanoseconds,
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from triosim.engine import Recording
-from triosim.engine.recording import operator_times
+from triosim.engine.recording import matched_sends, operator_times
 from triosim.errors import OptionError
 from triosim.networks.extensions import LinkRecorder
 from triosim.output_files import PathLike, writing_text
@@ -22,7 +22,7 @@ from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.tasks import Batch, Collective, Compute, Copy, Handle, Recv, Send
 from triosim.trace import Operator
-from triosim.units import format_bytes, format_ranks
+from triosim.units import as_microseconds, format_bytes, format_ranks, whole_nanoseconds
 
 if TYPE_CHECKING:
     from triosim.networks.base import Network
@@ -105,7 +105,7 @@ class _EventWriter:
         placed: dict[Handle, int] = {}
         for rank in sorted(by_rank):
             self._rank(rank, by_rank[rank], placed)
-        for sender, receiver in _pairs(by_rank):
+        for sender, receiver, _ in matched_sends(by_rank):
             self._arrow(
                 (sender.rank + 1, placed[sender], _ns(sender.started)),
                 (receiver.rank + 1, placed[receiver], max(_ns(receiver.started), _ns(receiver.finished) - 1)),
@@ -203,7 +203,7 @@ class _EventWriter:
             for time, share in points[:room]:
                 value = json.dumps(round(100 * share, 4))
                 self._event(
-                    f'"ph":"C","name":{label},"pid":{self.link_process},"ts":{_us(time)},"args":{{"%":{value}}}'
+                    f'"ph":"C","name":{label},"pid":{self.link_process},"ts":{as_microseconds(time)},"args":{{"%":{value}}}'
                 )
             room -= min(room, len(points))
         if changes:
@@ -226,14 +226,15 @@ class _EventWriter:
                 self._event(f'"ph":"M","name":"thread_sort_index",{where},"args":{{"sort_index":{order}}}')
 
     def _slice(self, process: int, track: int, start: int, end: int, what: str) -> None:
-        self._event(f'"ph":"X","pid":{process},"tid":{track},"ts":{_us(start)},"dur":{_us(max(0, end - start))},{what}')
+        times = f'"ts":{as_microseconds(start)},"dur":{as_microseconds(max(0, end - start))}'
+        self._event(f'"ph":"X","pid":{process},"tid":{track},{times},{what}')
 
     def _arrow(self, source: tuple[int, int, int], destination: tuple[int, int, int], category: str) -> None:
         """Draw an arrow from one slice to another, each named by its process, its track and a time within it."""
         self.arrows += 1
         for phase, (process, track, time) in (('"s"', source), ('"f","bp":"e"', destination)):
             what = f'"ph":{phase},"name":"{category}","cat":"{category}","id":{self.arrows}'
-            self._event(f'{what},"pid":{process},"tid":{track},"ts":{_us(time)}')
+            self._event(f'{what},"pid":{process},"tid":{track},"ts":{as_microseconds(time)}')
 
     def _event(self, body: str) -> None:
         self.file.write(f"{{{body}}}" if self.first else f",\n{{{body}}}")
@@ -277,25 +278,5 @@ def _transfer(task: Transfer, waiting: int) -> str:
     return f'"name":{json.dumps(text)},"cat":"communication","args":{json.dumps(args)}'
 
 
-def _pairs(by_rank: dict[int, list[Handle]]) -> Iterator[tuple[Handle, Handle]]:
-    """Yield each send with its receive: matched by pair, tag and order, as the engine does."""
-    sent: dict[tuple[int, int, int], deque[Handle]] = {}
-    received: dict[tuple[int, int, int], deque[Handle]] = {}
-    for rank, handles in by_rank.items():
-        for handle in handles:
-            task = handle.task
-            for part in task.parts if isinstance(task, Batch) else (task,):
-                if isinstance(part, Send):
-                    sent.setdefault((rank, part.destination, part.tag), deque()).append(handle)
-                elif isinstance(part, Recv):
-                    received.setdefault((part.source, rank, part.tag), deque()).append(handle)
-    for channel, senders in sent.items():
-        yield from zip(senders, received.get(channel, ()), strict=False)
-
-
 def _ns(seconds: float | None) -> int:
-    return round((seconds or 0.0) * 1e9)
-
-
-def _us(nanoseconds: int) -> str:
-    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
+    return whole_nanoseconds(seconds or 0.0)

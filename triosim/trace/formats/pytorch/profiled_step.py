@@ -32,6 +32,7 @@ MICROSECONDS = 1e6
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 _DATA = {"aten::to", "aten::_to_copy", "aten::copy_", "aten::randn", "aten::rand", "aten::randint", "aten::normal"}
 _DETACH = {"aten::detach", "detach"}
+_NCCL = "nccl"
 _FRAME = "[pytorch|profiler|execution_trace|"
 
 
@@ -73,9 +74,9 @@ class ProfiledStep:
     @property
     def model(self) -> str:
         """The class of the outermost module, without its number."""
-        named = [name for call in self.calls for name in call.annotations if name.startswith(LAYER_PREFIX)]
+        named = [name for call in self.calls for name in _named_layers(call)]
         if named:
-            return named[0].removeprefix(LAYER_PREFIX)
+            return named[0]
         firsts = [spans.spans[0] for spans in self.profile.modules.values() if spans.spans]
         if not firsts:
             return "unknown"
@@ -156,7 +157,8 @@ class ProfiledStep:
                 if operator.forward is None:  # an accumulation belongs to the operator that made the gradient
                     maker = next((makers[one.id] for one in operator.inputs if one.id in makers), None)
                     operator.forward = maker.forward if maker is not None else None
-                layer = operator.forward.layer if operator.forward is not None else layer
+                annotated = _named_layers(call)[-1:]  # triosim's profiles name the layers of the backward pass, too
+                layer = operator.forward.layer if operator.forward is not None else annotated[0] if annotated else layer
                 operator.layer = layer
                 makers.update((tensor.id, operator) for tensor in operator.outputs)
 
@@ -183,9 +185,9 @@ class ProfiledStep:
         return phases
 
     def _layer(self, call: _Call) -> str:
-        named = [name for name in call.annotations if name.startswith(LAYER_PREFIX)]
+        named = _named_layers(call)
         if named:
-            return named[-1].removeprefix(LAYER_PREFIX)
+            return named[-1]
         spans = self.profile.modules.get(call.span.thread)
         path = [span.name for span in spans.at(call.span.start)] if spans is not None else []
         if path:
@@ -336,6 +338,11 @@ class _Dataflow:
                 self.hints.buffers |= storages
 
 
+def _named_layers(call: _Call) -> list[str]:
+    """Return the modules that annotations around a call name, the outermost first."""
+    return [name.removeprefix(LAYER_PREFIX) for name in call.annotations if name.startswith(LAYER_PREFIX)]
+
+
 def _created(node: ExecutionTraceNode) -> set[tuple[int, int]]:
     """Return id and storage of the tensors that a call or one inside it makes."""
     brought = {(raw.number, raw.storage) for raw in node.given}
@@ -344,14 +351,18 @@ def _created(node: ExecutionTraceNode) -> set[tuple[int, int]]:
 
 
 def _times(calls: list[_Call], work: dict[int, list[Work]]) -> list[tuple[float, float]]:
-    """Return each call's seconds, and those in which its kernels ran; overlap with an earlier call counts once."""
+    """Return each call's seconds, and those in which its kernels ran.
+
+    Overlap with an earlier call counts once, but that of computing and NCCL's kernels, which run beside it, twice.
+    """
     found = [(0.0, 0.0)] * len(calls)
-    busy_until = float("-inf")
+    ends = {True: float("-inf"), False: float("-inf")}  # of what communicates, and of what computes
     working = [(index, rows) for index, call in enumerate(calls) if (rows := work.get(call.node.number))]
     for index, rows in sorted(working, key=lambda pair: pair[1][0].start):
         first, last = rows[0].start, max(row.end for row in rows)
-        seconds = max(0.0, last - max(first, busy_until))
-        busy_until = max(busy_until, last)
+        communicates = rows[0].name.startswith(_NCCL)
+        seconds = max(0.0, last - max(first, ends[communicates]))
+        ends[communicates] = max(ends[communicates], last)
         busy, until = 0.0, float("-inf")
         for row in rows:
             busy += max(0.0, row.end - max(row.start, until))

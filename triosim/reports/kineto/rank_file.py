@@ -1,0 +1,174 @@
+"""Writes the profile of one rank: its steps, modules, calls, kernels, transfers and memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, TextIO
+
+from triosim.reports.kineto.activity import Activity, Transfer, activities
+from triosim.reports.kineto.memory import memory_events
+from triosim.reports.kineto.transfers import profiled
+from triosim.reports.tracks import TrackNumbers, Tracks
+from triosim.tasks import Communicator, Handle
+from triosim.trace import Operator
+from triosim.trace.formats.pytorch.kineto_file import (
+    HostSpan,
+    KinetoFile,
+    ProfiledRank,
+    Thread,
+    WorkCategory,
+    autograd_name,
+    category_of,
+    encoded,
+    shapes,
+)
+from triosim.trace.formats.pytorch.profiled_step import LAYER_PREFIX
+
+if TYPE_CHECKING:
+    from triosim.memory.world_memory import WorldMemory
+
+#: Nanoseconds on the host's clock at which a profile begins: a time of 0 means none to some readers.
+_BEGIN = 1000
+#: The longest that a launch takes of its call.
+_LAUNCH = 1000
+#: How much smaller a call is than the one around it.
+_MARGIN = 2
+#: The annotation of an optimizer's step, whose class no trace names.
+_OPTIMIZER = "Optimizer.step#Optimizer.step"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the profiles of all ranks have in common; ``lead`` is by how much the GPUs' clock starts later than the hosts'."""
+
+    model: str
+    lead: int
+    streams: TrackNumbers
+    groups: Mapping[Communicator, int]
+    received: Mapping[Handle, float]
+    memory: WorldMemory | None
+
+
+class RankFile:
+    """Writes one rank's profile to an open file."""
+
+    def __init__(self, file: TextIO, owner: ProfiledRank, facts: RunFacts) -> None:
+        self._kineto = KinetoFile(file, owner)
+        self._owner = owner
+        self._facts = facts
+        self._tracks = Tracks(facts.streams)
+        self._later = _BEGIN + facts.lead
+        self._sequences = _SequenceNumbers()
+        self._arguments: dict[int, str] = {}  # by id() of an operator, which the recording keeps alive
+
+    def write(self, handles: Sequence[Handle]) -> None:
+        """Write the whole profile."""
+        found = list(activities(handles))
+        if found:
+            returned = found[-1].returned + _BEGIN
+            done = max(returned + 1, self._later + max(one.end for one in found))
+            for name, span in (*_steps(found, done), *_sections(found, self._facts.model)):
+                self._kineto.annotation(name, span)
+            for one in found:
+                self._write(one)
+            self._kineto.runtime("cudaDeviceSynchronize", HostSpan(returned, done))
+        if self._facts.memory is not None:
+            for event in memory_events(self._facts.memory, self._owner.rank, found):
+                self._kineto.memory(event.moment + _BEGIN, *event[1:])
+        self._kineto.finish(self._tracks.names)
+
+    def _write(self, one: Activity) -> None:
+        if one.operator is None:
+            self._transfer(one, one.handle.task)  # type: ignore[arg-type]  # what has no operator is a transfer
+        else:
+            self._operator(one, one.operator)
+
+    def _operator(self, one: Activity, operator: Operator) -> None:
+        backward = operator.phase == "backward"
+        span = _span(one)
+        arguments = self._arguments.get(id(operator))
+        if arguments is None:
+            arguments = self._arguments[id(operator)] = encoded(shapes(operator.inputs))
+        sequence = self._sequences.of(operator)
+        known = f'"Fwd thread id": {int(backward)}'
+        if sequence is not None:
+            known += f', "Sequence number": {sequence}'
+        name = autograd_name(operator.name) if backward else operator.name
+        self._kineto.call(name, span, f"{known}, {arguments}")
+        if one.runs:
+            kernel = operator.kernels[0] if len(operator.kernels) == 1 else operator.name
+            self._work(one, kernel, category_of(operator.kernels), span, "")
+
+    def _transfer(self, one: Activity, task: Transfer) -> None:
+        shown = profiled(task, self._owner.rank, self._facts.groups, self._facts.received.get(one.handle, 0.0))
+        span, arguments = _span(one), encoded(shown.arguments)
+        self._kineto.call(shown.call, span, f'"Fwd thread id": {int(span.thread == "backward")}')
+        if shown.communicates:
+            span = span.inner(_MARGIN)
+            self._kineto.call("record_param_comms", span, arguments)
+        if one.runs:
+            self._work(one, shown.work, shown.category, span, arguments)
+
+    def _work(self, one: Activity, name: str, category: WorkCategory, span: HostSpan, arguments: str) -> None:
+        """Write the work of a call that was just written; it is launched at the call's end."""
+        within = span.inner(_MARGIN)
+        launch = HostSpan(max(within.begin, within.end - _LAUNCH), within.end, span.thread)
+        begin, end = one.begin + self._later, one.end + self._later
+        stream = self._tracks.track(one.stream, begin, end)
+        self._kineto.work(name, category, stream, begin, end, launch, arguments)
+
+
+def _span(one: Activity) -> HostSpan:
+    """Return the span of a call on the host's clock of the file, within the annotations around it."""
+    thread: Thread = "backward" if one.phase == "backward" else "main"
+    return HostSpan(one.called + _BEGIN, one.returned + _BEGIN, thread).inner(_MARGIN)
+
+
+def _steps(found: Sequence[Activity], done: int) -> Iterator[tuple[str, HostSpan]]:
+    """Yield the profiler's step of each iteration; the last one ends when the GPU is ``done``."""
+    begins = [next(some).called + _BEGIN for _, some in groupby(found, key=lambda one: one.iteration)]
+    for number, (begin, end) in enumerate(zip(begins, [*begins[1:], done + _MARGIN + 1], strict=True)):
+        yield f"ProfilerStep#{number}", HostSpan(begin - 1, end - 2)
+
+
+def _sections(found: Iterable[Activity], model: str) -> Iterator[tuple[str, HostSpan]]:
+    """Yield the annotations of the model's forward passes, of its layers, and of the optimizer's steps."""
+    for (_, phase), rows in groupby(found, key=lambda one: (one.iteration, one.phase)):
+        section = list(rows)
+        if phase != "backward":
+            yield _OPTIMIZER if phase == "optimizer" else f"{LAYER_PREFIX}{model}", _around(section)
+        if phase != "optimizer":
+            for layer, calls in groupby(section, key=lambda one: one.layer):
+                yield f"{LAYER_PREFIX}{layer}", _around(list(calls)).inner(1)
+
+
+def _around(calls: Sequence[Activity]) -> HostSpan:
+    return HostSpan(calls[0].called + _BEGIN, calls[-1].returned + _BEGIN, _span(calls[0]).thread)
+
+
+class _SequenceNumbers:
+    """Numbers the runs of forward operators, as autograd does, and gives the numbers to those that differentiate them.
+
+    The n-th run of an operator of the backward pass differentiates the n-th run of its forward operator.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._forward: dict[int, list[int]] = defaultdict(list)
+        self._backward: dict[int, int] = defaultdict(int)
+
+    def of(self, operator: Operator) -> int | None:
+        """Return the number of this run of an operator; None where it has none."""
+        if operator.phase == "forward":
+            self._next += 1
+            self._forward[operator.id].append(self._next)
+            return self._next
+        if operator.forward is None:
+            return None
+        runs = self._forward[operator.forward]
+        run = self._backward[operator.id]
+        self._backward[operator.id] += 1
+        return runs[run] if run < len(runs) else None

@@ -1,0 +1,91 @@
+"""The report ``kineto``: a folder with a file for each rank, as PyTorch's profiler would have written it.
+
+Tools that read its profiles (Holistic Trace Analysis, TensorBoard, Perfetto) read these. Kernels run when the simulation ran
+them; a transfer is a kernel named like NCCL's, from its rank's arrival to its end, as NCCL's kernels wait for partners too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from triosim.engine.recording import matched_sends
+from triosim.errors import OptionError, OutputError
+from triosim.output_files import PathLike, writing_text
+from triosim.reports.kineto.activity import activities, lead, stream_of
+from triosim.reports.kineto.rank_file import RankFile, RunFacts
+from triosim.reports.tracks import TrackNumbers
+from triosim.results.report import Report
+from triosim.results.result import Result
+from triosim.tasks import Collective, Communicator, Handle
+from triosim.trace.formats.pytorch.kineto_file import ProcessGroup, ProfiledRank
+
+#: PyTorch's number of the stream that a script computes on.
+_FIRST_STREAM = 7
+
+Handles = Mapping[int, list[Handle]]
+
+
+class Kineto(Report):
+    """Profiles of all ranks; its result holds the handles of all tasks."""
+
+    records = ("timeline",)
+    is_folder = True
+
+    @classmethod
+    def check(cls, path: PathLike) -> None:
+        """Raise ``OutputError`` where no folder can be, or where profiles of another run are."""
+        folder = Path(path)
+        if folder.exists() and not folder.is_dir():
+            raise OutputError("is not a folder", where=str(path), fix="name a folder for the profiles")
+        if folder.is_dir() and any(folder.glob("rank-*.json.gz")):
+            raise OutputError("holds profiles already", where=str(path), fix="name another folder")
+
+    def write(self, result: Result, path: PathLike) -> None:
+        """Write ``rank-N.json.gz`` of each rank. Raises ``OptionError`` where the run was not recorded."""
+        if result.recording is None or result.recording.handles is None:
+            raise OptionError("this result holds no timeline", fix="simulate with timeline=True")
+        self.check(path)
+        Path(path).mkdir(parents=True, exist_ok=True)
+        by_rank: dict[int, list[Handle]] = defaultdict(list)
+        for handle in result.recording.handles:
+            by_rank[handle.rank].append(handle)
+        facts = _facts(result, by_rank)
+        for rank, handles in sorted(by_rank.items()):
+            with writing_text(Path(path) / f"rank-{rank}.json.gz") as file:
+                RankFile(file, _owner(result, rank, facts.groups), facts).write(handles)
+
+
+def _facts(result: Result, by_rank: Handles) -> RunFacts:
+    """Return what the files of all ranks have in common."""
+    groups: dict[Communicator, int] = {}
+    streams: set[str] = set()
+    for handles in by_rank.values():
+        for handle in handles:
+            streams.add(stream_of(handle.task))
+            if isinstance(handle.task, Collective):
+                groups.setdefault(handle.task.group, len(groups))
+    received: dict[Handle, float] = defaultdict(float)
+    for _, receiver, nbytes in matched_sends(by_rank):
+        received[receiver] += nbytes
+    return RunFacts(
+        model=str(result.inputs.get("trace", {}).get("model", "model")),
+        lead=max(lead(activities(handles)) for handles in by_rank.values()),
+        streams=TrackNumbers(streams, _FIRST_STREAM),
+        groups=groups,
+        received=received,
+        memory=result.memory,
+    )
+
+
+def _owner(result: Result, rank: int, numbers: Mapping[Communicator, int]) -> ProfiledRank:
+    """Return a rank, its GPU, and the process groups that it is in; GPUs are numbered on their host."""
+    topology = result.topology
+    device = rank
+    if topology is not None and topology.host_of(rank) is not None:
+        host = topology.host_of(rank)
+        device = sum(topology.host_of(other) == host for other in range(rank))
+    groups = (ProcessGroup(number, group.name, group.ranks) for group, number in numbers.items() if rank in group.ranks)
+    gpu = str(result.inputs.get("trace", {}).get("gpu", "GPU"))
+    return ProfiledRank(rank, result.world, gpu, device, tuple(groups))

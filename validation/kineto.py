@@ -1,0 +1,95 @@
+"""Profiles of every rank, as ``--kineto`` writes them, as HolisticTraceAnalysis sees them: the figures of the result.
+
+It needs an environment with ``pip install HolisticTraceAnalysis "pandas<3"``, whose Python ``HTA_PYTHON`` names.
+
+An error is relative to the figure of the result, or to a hundredth of the step where the figure is smaller.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import triosim
+from triosim.results.result import Result
+from validation.report import DataAbsent, Row
+
+CLAIM = 1e-3
+_SCRIPT = Path(__file__).parent / "scripts" / "hta_figures.py"
+_STREAMS = Path(__file__).parents[1] / "tests" / "golden" / "data" / "streams_32.json.gz"
+_LLAMA = {"gpu": "H100", "seq": 2048, "batch_size": 4, "topology": "dgx-h100"}
+_SMALLEST = 0.01  # of the step
+
+#: A name, a model or a trace, and the options of its step.
+RUNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("ddp", "gpt2", {"gpu": "A100", "parallel": "ddp=4", "topology": "dgx-a100"}),
+    ("ddp, two steps", "resnet50", {"gpu": "A100", "parallel": "ddp=4", "topology": "dgx-a100", "iterations": 2}),
+    ("fsdp", "llama3.2-1b", {"parallel": "fsdp=4", **_LLAMA}),
+    ("tp", "llama3.2-1b", {"parallel": "tp=4", **_LLAMA}),
+    ("pp", "llama3.2-1b", {"parallel": "pp=4", "micro_batches": 4, **_LLAMA}),
+    ("dp, pp and tp", "llama3.2-1b", {"parallel": "dp=2,pp=2,tp=2", "micro_batches": 4, **_LLAMA}),
+    ("captured", str(_STREAMS), {"topology": "switch(32, bandwidth=450 GB/s, latency=1 us)"}),
+)
+
+
+def rows() -> list[Row]:
+    """Return a row for each analysis of each run. Raises ``DataAbsent`` without HolisticTraceAnalysis."""
+    python = os.environ.get("HTA_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import hta"], capture_output=True, check=False).returncode:
+        raise DataAbsent(
+            "HolisticTraceAnalysis is not there (python -m venv hta; hta/bin/pip install HolisticTraceAnalysis 'pandas<3'; "
+            "HTA_PYTHON=hta/bin/python)"
+        )
+    found = []
+    for name, subject, options in RUNS:
+        result = triosim.simulate(subject, timeline=True, **options)
+        with tempfile.TemporaryDirectory() as place:
+            result.save_kineto(place)
+            ran = subprocess.run([python, str(_SCRIPT), place], capture_output=True, text=True, check=True)
+        errors: dict[str, list[float]] = {}
+        for what, seen, own in pairs(result, json.loads(ran.stdout)):
+            errors.setdefault(what, []).append(abs(seen - own) / max(abs(own), _SMALLEST * result.step_time_s))
+        found += [
+            Row(f"{name}: {what}", "HolisticTraceAnalysis", len(some), max(some), CLAIM)
+            for what, some in errors.items()
+        ]
+    return found
+
+
+def pairs(result: Result, seen: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
+    """Yield a name, the analysis's figure and the result's, in seconds of a step."""
+    iterations, step = len(result.data.iterations), result.step_time_s
+    ranks = {rank.rank: rank for rank in result.data.ranks}
+    second = 1e-6 / iterations
+    for row in seen["temporal"]:
+        rank = ranks[row["rank"]]
+        outside = step - row["kernel_time(us)"] * second  # before the first kernel and after the last
+        yield "computing", row["compute_time(us)"] * second, step - rank.exposed_communication_s - rank.idle_s
+        yield "exposed communication", row["non_compute_time(us)"] * second, rank.exposed_communication_s
+        yield "idle", row["idle_time(us)"] * second + outside, rank.idle_s
+    for row in seen["overlap"]:
+        rank = ranks[row["rank"]]
+        hidden = rank.communication_s - rank.exposed_communication_s
+        yield "overlap", row["comp_comm_overlap_pctg"] / 100 * rank.communication_s, hidden
+    for number, sums in _kernel_sums(seen).items():
+        record = result.recording.ranks[number] if result.recording is not None else None
+        assert record is not None
+        transfers = sum(one.finished - one.arrived for one in record.communication.transfers) / iterations
+        computing = step - ranks[number].exposed_communication_s - ranks[number].idle_s
+        yield "kernels that compute", sums["COMPUTATION"] * second, computing
+        yield "kernels of NCCL", sums["COMMUNICATION"] * second, transfers
+
+
+def _kernel_sums(seen: dict[str, Any]) -> dict[int, Counter[str]]:
+    """Return the microseconds of each rank's kernels by kind."""
+    found: dict[int, Counter[str]] = {}
+    for row in seen["kernels"]:
+        found.setdefault(row["rank"], Counter())[row["kernel_type"]] += row["sum (us)"]
+    return found
