@@ -41,6 +41,3 @@ def test_what_has_no_effect_is_refused(
 ) -> None:
     assert run([*study, *extra]) == 2
     assert what in capsys.readouterr().err
-    without_system = [word for word in study if "system" not in word]
-    assert run([*without_system, "--rules", "astra-sim"]) == 2
-    assert "--system: is missing" in capsys.readouterr().err

@@ -53,10 +53,7 @@ def simulate_by_rules(prefix: str | None, given: Mapping[str, Any]) -> None:
     found = study.read_study(
         study.StudyFiles(graphs, files.network, files.system, files.memory, files.groups, notes=files.notes)
     )
-    queues, scale, rendezvous = (
-        given[name] for name in ("num_queues_per_dim", "injection_scale", "rendezvous_protocol")
-    )
-    settings = astra.Settings(given["backend"], queues, scale, rendezvous)
+    settings = settings_of(given)
     data = study.plain(found, study.simulate_study(found, settings), settings)
     text = json.dumps(data, indent=2) + "\n"
     if given["output"] is not None:
@@ -66,6 +63,12 @@ def simulate_by_rules(prefix: str | None, given: Mapping[str, Any]) -> None:
         sys.stdout.write(text)
     elif not given["quiet"]:
         show_on_terminal(cycles_table.render(data))
+
+
+def settings_of(given: Mapping[str, Any]) -> Any:
+    """Return the settings that a command line gives."""
+    names = ("num_queues_per_dim", "injection_scale", "rendezvous_protocol")
+    return astra.Settings(given["backend"], *(given[name] for name in names))
 
 
 def _check(prefix: str | None, given: Mapping[str, Any]) -> None:

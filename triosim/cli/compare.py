@@ -1,26 +1,38 @@
-"""The command ``triosim compare``: simulates all strategies on one number of GPUs."""
+"""The command ``triosim compare``: simulates all strategies on one number of GPUs, or Chakra graphs on several systems."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from triosim.cli import by_rules
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.cli.subject import TracePath, configured, named_reports, with_reports
-from triosim.config import COMMON
+from triosim.config import COMMON, Option
+from triosim.config.option import SYSTEM
 from triosim.errors import OptionError
 from triosim.reports.terminal.progress import Progress
 
 strategies = LaterModule("comparison.strategies")
 tables = LaterModule("reports.terminal.comparison_table")
+workload = LaterModule("chakra.workload")
+graphs = LaterModule("comparison.graphs")
+graph_tables = LaterModule("reports.terminal.graph_comparison_table")
 
 GPUS = replace(COMMON["gpus"], help="The number of GPUs.")
-OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, o.PLOT, o.WRITE, o.FORMAT, o.QUIET)
+# fmt: off
+TOPOLOGIES = Option("topology", "object", metavar="NAME", short="-t", panel=SYSTEM, repeatable=True, help=
+    f"{COMMON['topology'].help} With Chakra graphs also a folder with ASTRA-sim's files; repeatable, for each system.")
+# fmt: on
+OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, TOPOLOGIES, o.PLOT, o.WRITE, o.FORMAT, o.QUIET, *by_rules.OPTIONS)
+RUN = [option for option in o.of_run("compare") if option.name != TOPOLOGIES.name]
 
 
-@o.takes(*OPTIONS, run=o.of_run("compare"))
+@o.takes(*OPTIONS, run=RUN)
 def command(trace: TracePath = None, **given: Any) -> None:
     """Compare all strategies on one number of GPUs, the fastest first.
 
@@ -35,8 +47,23 @@ def command(trace: TracePath = None, **given: Any) -> None:
 
     The first GPU is slow, pipelines run 1F1B, and a GPU costs 2.50 an hour:
     [cyan]triosim compare trace.json -n 8 --slow-gpus 0=1.5 --schedule 1f1b --price 2.5[/]
+
+    Chakra graphs on two systems, on the engine and by ASTRA-sim's rules:
+    [cyan]triosim compare graphs/ -t dgx-h100 -t astra/ --rules astra-sim[/]
     """
-    run = configured("compare", trace, given, OPTIONS)
+    if given["rules"] is None:
+        by_rules.refuse_without_rules(given)
+    systems = given["topology"] or []
+    if trace is not None and workload.is_prefix(trace):
+        _compare_graphs(trace, systems, given)
+        return
+    if len(systems) > 1:
+        raise OptionError(
+            f"{len(systems)} topologies", where="--topology", fix="give one; strategies are compared on it"
+        )
+    if given["rules"] is not None:
+        raise OptionError("has no effect without Chakra graphs", where="--rules", fix="leave it out")
+    run = configured("compare", trace, {**given, "topology": next(iter(systems), None)}, OPTIONS)
     if run.config.gpus is None:
         raise OptionError("Missing option '--gpus' / '-n'", fix="see 'triosim compare --help'")
     plot = [] if given["plot"] is None else [("comparison-plot", given["plot"])]
@@ -56,3 +83,21 @@ def command(trace: TracePath = None, **given: Any) -> None:
         sys.stdout.write(comparison.to_json())
     elif not given["quiet"]:
         show_on_terminal(tables.render(comparison))
+
+
+def _compare_graphs(prefix: str, systems: list[str], given: Mapping[str, Any]) -> None:
+    """Compare graphs on several systems."""
+    for name in ("plot", "write", "save_config", "gpus"):
+        if given[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise OptionError("has no effect on Chakra graphs", where=flag, fix="leave it out")
+    config = configured("compare", prefix, {**given, "topology": None}, OPTIONS).config
+    rules = None if given["rules"] is None else by_rules.settings_of(given)
+    with Progress(shown=not given["quiet"]) as progress:
+        found = graphs.compare_graphs(
+            Path(prefix), systems, config, rules, started=progress.labelled, progress=progress
+        )
+    if given["format"] == "json":
+        sys.stdout.write(found.to_json())
+    elif not given["quiet"]:
+        show_on_terminal(graph_tables.render(found))

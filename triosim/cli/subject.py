@@ -29,7 +29,7 @@ TracePath = Annotated[
 ]
 
 #: Options of a run that a command declares with a help text of its own.
-_REDECLARED = ("gpu", "gpus")
+_REDECLARED = ("gpu", "gpus", "topology")
 
 
 @dataclass(frozen=True, slots=True)
