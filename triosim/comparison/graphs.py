@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,9 @@ def compare_graphs(
     for system in systems:
         if started is not None:
             started(system)
-        runs.append(_run(system, ENGINE, lambda name=system: _on_engine(prefix, name, config, progress)))
+        runs.append(_run(system, ENGINE, partial(_on_engine, prefix, system, config, progress)))
         if rules is not None:
-            runs.append(_run(system, rules.backend, lambda name=system: _by_rules(prefix, name, config, rules)))
+            runs.append(_run(system, rules.backend, partial(_by_rules, prefix, system, config, rules)))
     if all(run.step is None for run in runs):
         raise TriosimError(f"the graphs can run on no system: {runs[0].reason}")
     return GraphComparison(str(prefix), tuple(runs))
@@ -124,20 +125,21 @@ def _on_engine(prefix: Path, system: str, config: RunConfig, progress: Progress 
 
 
 def _by_rules(prefix: Path, system: str, config: RunConfig, settings: Settings) -> GraphStep:
-    of_run = {"network": system, "system": config.system, "memory": config.memory, "groups": config.groups}
+    given = {"network": system, "system": config.system, "memory": config.memory, "groups": config.groups}
+    named = {**given, **_texts(_given(system))}
     files = input_files(
-        prefix, **{**of_run, **{name: path for name, path in _given(system).items() if path is not None}}
+        prefix, network=named["network"], system=named["system"], memory=named["memory"], groups=named["groups"]
     )
     if files.network is None or not files.network.is_file() or files.system is None:
         what = "ASTRA-sim's rules need a network.yml and a system.json"
         raise OptionError(what, where=system, fix="give a folder with both, or --system")
     study = read_study(StudyFiles(prefix, files.network, files.system, files.memory, files.groups, notes=files.notes))
     data = plain(study, simulate_study(study, settings), settings)
-    means = (
+    compute, communication, exposed = (
         sum(rank[name] for rank in data["ranks"]) / len(data["ranks"]) / 1e9
         for name in ("computing", "communicating", "exposed_communication")
     )
-    return GraphStep(data["cycles"] / 1e9, *means, notes=tuple(data["notes"]))
+    return GraphStep(data["cycles"] / 1e9, compute, communication, exposed, tuple(data["notes"]))
 
 
 def _given(system: str) -> Mapping[str, Path | None]:
