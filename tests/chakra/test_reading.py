@@ -12,6 +12,7 @@ from chakra.graphs import all_reduce, computation, write_graphs
 from triosim.chakra.attributes import read_attribute, write_attribute
 from triosim.chakra.graph import rank_graph
 from triosim.chakra.inputs.groups import read_groups
+from triosim.chakra.inputs.network_file import read_network
 from triosim.chakra.nodes import Node, NodeType, Value
 from triosim.chakra.reading import EtReader
 from triosim.chakra.wire import to_varint, varint
@@ -104,6 +105,29 @@ def test_a_network_that_is_shown_is_named_as_one(tmp_path: Path, capsys: pytest.
     path.write_text("npus_count: [8]\n", encoding="utf-8")
     assert run(["show", str(path)]) == 2
     assert f"{path}: is a network of ASTRA-sim's, not a trace; give it to a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("bandwidth: [.nan]", "bandwidth nan of a dimension; write a number above 0"),
+        ("latency: [.inf]", "latency inf of a dimension"),
+        ("npus_count: [1]", "npus_count 1 of a dimension; write a whole number above 1"),
+        ("topology: [Torus]", "there is no block 'Torus'; write one of Ring, FullyConnected, Switch"),
+        (
+            "latency: 5",
+            "is not a network of ASTRA-sim's: topology, npus_count, bandwidth, latency; give each as a list",
+        ),
+    ],
+)
+def test_a_network_that_cannot_be_is_named(tmp_path: Path, line: str, what: str) -> None:
+    lines = {"topology": "[Ring]", "npus_count": "[4]", "bandwidth": "[50]", "latency": "[500]"}
+    key, _, value = line.partition(": ")
+    text = "".join(f"{name}: {found}\n" for name, found in {**lines, key: value}.items())
+    (tmp_path / "network.yml").write_text(text, encoding="utf-8")
+    with pytest.raises(TopologyError) as found:
+        read_network(tmp_path / "network.yml")
+    assert what in str(found.value)
 
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,15 +38,22 @@ def outcome(
     folder: Path, graphs: Sequence[Iterable[Node]], backend: str = "congestion-unaware", **inputs: Any
 ) -> Outcome:
     prefix = write_graphs(folder, graphs)
-    groups, scale = inputs.pop("groups", None), inputs.pop("scale", 1.0)
+    groups, memory = inputs.pop("groups", None), inputs.pop("memory", None)
+    settings = Settings(backend, injection_scale=inputs.pop("scale", 1.0), rendezvous=inputs.pop("rendezvous", False))
     write_inputs(folder, len(graphs), **inputs)
+    if memory is not None:
+        (folder / "remote_memory.json").write_text(json.dumps(memory), encoding="utf-8")
     if groups is not None:
         (folder / "comm_group.json").write_text(groups, encoding="utf-8")
     files = StudyFiles(
-        prefix, folder / "network.yml", folder / "system.json", None, groups and folder / "comm_group.json"
+        prefix,
+        folder / "network.yml",
+        folder / "system.json",
+        memory and folder / "remote_memory.json",
+        groups and folder / "comm_group.json",
     )
     study = read_study(files)
-    return run(study.graphs, study.inputs, Settings(backend, injection_scale=scale))
+    return run(study.graphs, study.inputs, settings)
 
 
 def cycles(*given: Any, **inputs: Any) -> list[int]:
@@ -174,6 +182,8 @@ def test_exposed_communication_is_what_no_computation_of_the_gpu_covers(tmp_path
         ([[node(1, NodeType.COMM_COLL, comm_type=9, comm_size=8)]] * 2, {}, "a collective of type 9 is not simulated"),
         ([[node(1, NodeType.MEM_LOAD, tensor_size=8)]] * 2, {}, "there is no remote memory"),
         ([[all_reduce(1, 64, pg_name="3")]] * 2, {}, "there is no group 3"),
+        ([[all_reduce(1, 64, pg_name="1")], [], []], {"groups": '{"1": [0]}'}, "it waits for messages"),
+        ([[message(1, NodeType.COMM_SEND, 8, peer=9)], []], {}, "rank 9, to which rank 0 sends, is not on the network"),
         ([[all_reduce(1, 640)]] * 6, {"system": with_algorithm("halvingDoubling")}, "it waits for messages"),
         ([[all_reduce(1, 64)]] * 2, {"system": {**SYSTEM, "endpoint-delay": 0}}, "takes no time at tick 0"),
         (
@@ -193,6 +203,56 @@ def test_what_never_ends_there_says_why(
     study = read_study(StudyFiles(tmp_path / "w", tmp_path / "network.yml", tmp_path / "system.json", groups=groups))
     with pytest.raises(SimulationError, match="does not end by ASTRA-sim's rules"):
         simulate_study(study, Settings())
+
+
+def test_tags_meet_every_five_hundred_million(tmp_path: Path) -> None:
+    send = message(1, NodeType.COMM_SEND, SIZE, peer=1, tag=500_000_007)
+    assert cycles(tmp_path, [[send], [message(1, NodeType.COMM_RECV, SIZE, peer=0, tag=7)]]) == [delay(SIZE)] * 2
+
+
+def test_a_receiver_asks_first_under_the_rendezvous_protocol(tmp_path: Path) -> None:
+    """The receive is posted after 5 us of computing; its 8,192 bytes go to the sender, and then the message comes."""
+    first = [message(1, NodeType.COMM_SEND, SIZE, peer=1)]
+    second = [computation(1, 5), message(2, NodeType.COMM_RECV, SIZE, 1, peer=0)]
+    assert cycles(tmp_path, [first, second]) == [delay(SIZE)] * 2
+    asked = cycles(tmp_path, [first, second], rendezvous=True)
+    assert asked == [5000 + delay(8192) + delay(SIZE)] * 2
+
+
+def test_a_broadcast_lasts_its_duration_and_a_replayed_node_too(tmp_path: Path) -> None:
+    broadcast = node(1, NodeType.COMM_COLL, us=9, comm_type=int(CollectiveType.BROADCAST), comm_size=SIZE)
+    assert cycles(tmp_path, [[broadcast, all_reduce(2, SIZE, 1)._replace(duration_us=0)]] * 2)[0] > 9001
+    replayed = outcome(tmp_path, [[broadcast, all_reduce(2, SIZE, 1)]] * 2, system={**SYSTEM, "replay-only": 1})
+    assert (replayed.ranks[0].cycles, replayed.ranks[0].exposed) == (9001, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("PER_NPU_MEMORY_EXPANSION", [1003, 1003, 1003, 1003]),
+        ("PER_NODE_MEMORY_EXPANSION", [1003, 2006, 1003, 2006]),
+        ("MEMORY_POOL", [1003, 2006, 3009, 4012]),
+    ],
+)
+def test_remote_memory_serves_one_access_at_a_time_where_it_is_shared(
+    tmp_path: Path, kind: str, expected: list[int]
+) -> None:
+    """3 ns and 1,000 bytes: 1.9 GB/s are cut to 1 byte a ns."""
+    memory = {"memory-type": kind, "remote-mem-latency": 3.7, "remote-mem-bw": 1.9, "num-npus-per-node": 2}
+    assert cycles(tmp_path, [[node(1, NodeType.MEM_LOAD, tensor_size=1000)]] * 4, memory=memory) == expected
+
+
+def test_a_message_pays_the_first_dimension_in_which_its_ends_differ(tmp_path: Path) -> None:
+    """From rank 0 to rank 3 of 2 x 2: 400 ns and 1,024 bytes at 2^30 bytes a second, whatever the second dimension costs."""
+    write_graphs(
+        tmp_path,
+        [[message(1, NodeType.COMM_SEND, 1024, peer=3)], [], [], [message(1, NodeType.COMM_RECV, 1024, peer=0)]],
+    )
+    write_inputs(tmp_path, 4)
+    network = "topology: [FullyConnected, Ring]\nnpus_count: [2, 2]\nbandwidth: [1, 9]\nlatency: [400, 9]\n"
+    (tmp_path / "network.yml").write_text(network, encoding="utf-8")
+    study = read_study(StudyFiles(tmp_path / "w", tmp_path / "network.yml", tmp_path / "system.json"))
+    assert simulate_study(study, Settings()).ranks[3].cycles == 400 + int(1024 / 2**30 * 1e9)
 
 
 def test_a_small_group_is_a_ring_in_the_listed_order(tmp_path: Path) -> None:

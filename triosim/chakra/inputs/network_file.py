@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def _dimension(path: Path, block: object, npus: object, bandwidth: object, laten
     if not isinstance(npus, int) or npus < 2:
         raise TopologyError(f"npus_count {npus!r} of a dimension", where=str(path), fix="write a whole number above 1")
     for key, value in (("bandwidth", bandwidth), ("latency", latency)):
-        if not isinstance(value, (int, float)) or value < 0 or (key == "bandwidth" and value == 0):
+        number = isinstance(value, (int, float)) and 0 <= value < math.inf
+        if not number or (key == "bandwidth" and value == 0):
             raise TopologyError(f"{key} {value!r} of a dimension", where=str(path), fix="write a number above 0")
     assert isinstance(bandwidth, (int, float))
     assert isinstance(latency, (int, float))

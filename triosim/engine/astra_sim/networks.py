@@ -46,8 +46,7 @@ class UnawareNetwork:
 
     def _cost(self, source: int, destination: int) -> tuple[float, float, int]:
         """Return the latency in ns of all hops, bytes per ns, and the dimension."""
-        if source == destination:
-            raise Stopped(f"rank {source} sends to itself")
+        _check(source, destination, self._file)
         for number, dimension in enumerate(self._file.dimensions):
             a, b = source % dimension.npus, destination % dimension.npus
             if a != b:
@@ -55,7 +54,7 @@ class UnawareNetwork:
                 hops = {"Ring": around, "Switch": 2}.get(dimension.block, 1)
                 return hops * dimension.latency, dimension.bytes_per_ns, number
             source, destination = source // dimension.npus, destination // dimension.npus
-        raise Stopped(f"rank {destination} is not on the network")
+        raise AssertionError("two ranks differ in some dimension")
 
 
 class AwareNetwork:
@@ -67,14 +66,13 @@ class AwareNetwork:
         (self._dimension,) = file.dimensions
         if self._dimension.block == "Ring" and self._dimension.npus == 2:
             raise Stopped("the congestion-aware network takes no ring of two")
-        self._clock = clock
+        self._clock, self._file = clock, file
         self._links: dict[tuple[int, int], _Link] = {}
         self.dimension_bytes = [0]
 
     def send(self, source: int, destination: int, size: int, arrived: Arrived, argument: Any) -> None:
         """Carry a message link by link."""
-        if source == destination:
-            raise Stopped(f"rank {source} sends to itself")
+        _check(source, destination, self._file)
         self.dimension_bytes[0] += size
         self._forward((self._route(source, destination), 0, size, arrived, argument))
 
@@ -123,6 +121,13 @@ class _Link:
         self._busy = False
         if self._waiting:
             self.send(*self._waiting.popleft())
+
+
+def _check(source: int, destination: int, file: NetworkFile) -> None:
+    if source == destination:
+        raise Stopped(f"rank {source} sends to itself")
+    if destination >= ranks_of(file):
+        raise Stopped(f"rank {destination}, to which rank {source} sends, is not on the network")
 
 
 def ranks_of(file: NetworkFile) -> int:
