@@ -87,6 +87,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "timeline": "triosim.reports.files.timeline:Timeline",
         "kineto": "triosim.reports.kineto.report:Kineto",
         "plot": "triosim.reports.pictures.plot:Plot",
+        "page": "triosim.reports.page.report:Page",
         "link-plot": "triosim.reports.pictures.link_plot:LinkPlot",
         "comparison-text": "triosim.reports.terminal.comparison_table:ComparisonText",
         "comparison-html": "triosim.reports.terminal.comparison_table:ComparisonHtml",

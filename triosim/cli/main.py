@@ -51,6 +51,10 @@ class Commands(LazyGroup):
             "Run a training script, unchanged, to its end on GPUs that are not there: its own log shows the simulated times.",
         ),
         "convert": ("triosim.cli.convert", "Convert a trace to triosim's own format, or to a Chakra graph."),
+        "report": (
+            "triosim.cli.showing.report",
+            "Write a page of a result, for people who were not at the terminal: one HTML file that opens without a network.",
+        ),
         "doubt": (
             "triosim.cli.showing.doubt",
             "Show what the doubt about a result's step time comes from, and which measurements would narrow it.",

@@ -14,6 +14,7 @@ from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.cli.subject import ConfiguredRun, TracePath, WrittenReport, configured, named_reports, with_reports
 from triosim.config import Option
 from triosim.config.option import OUTPUT
+from triosim.errors import OptionError
 from triosim.reports.terminal.progress import Progress
 
 simulation = LaterModule("simulation")
@@ -22,9 +23,17 @@ what_if = LaterModule("comparison.what_if")
 link_plot = LaterModule("reports.pictures.link_plot")
 tables = LaterModule("reports.terminal.result_tables")
 reports = LaterModule("results.report")
+recorded = LaterModule("reports.page.recorded")
 
 #: The reports that have an option of their own, by that option.
-_REPORTS = {"csv": "csv", "timeline": "timeline", "kineto": "kineto", "plot": "plot", "link_plot": "link-plot"}
+_REPORTS = {
+    "csv": "csv",
+    "timeline": "timeline",
+    "kineto": "kineto",
+    "plot": "plot",
+    "link_plot": "link-plot",
+    "report": "page",
+}
 
 # fmt: off
 #: What is done with the result.
@@ -40,6 +49,10 @@ OPTIONS = (
     o.PLOT,
     Option("link_plot", metavar="FILE", panel=OUTPUT, help=
         "A heat map of the links: on the topology, and over time (png, svg, pdf)."),
+    Option("report", metavar="FILE", panel=OUTPUT, help=
+        "A page (.html) for people who were not there: where the time goes, a timeline to zoom and search, memory, links."),
+    Option("record", "flag", False, panel=OUTPUT, help=
+        "Keep the timeline, the links' loads and the memory over time in --output, for 'triosim report'."),
     o.WRITE,
     Option("chakra", metavar="FOLDER", panel=OUTPUT, help=
         "Write the step as Chakra graphs, with the files that ASTRA-sim reads beside them."),
@@ -95,8 +108,10 @@ def command(trace: TracePath = None, **given: Any) -> None:
     run, written = with_reports(run, [*named, *named_reports(given["write"])], given["output"])
     if given["link_plot"] is not None and isinstance(run.config.network, str):
         link_plot.check_link_plot(given["link_plot"], run.config.network)
-    recorded = {name for report in written for name in reports.records(report.kind)}
-    run = run.with_options(**dict.fromkeys(recorded, True))
+    if given["record"] and given["output"] is None:
+        raise OptionError("has no file to keep it in", where="--record", fix="add --output result.json.gz")
+    kept = {name for report in written for name in reports.records(report.kind)}
+    run = run.with_options(**dict.fromkeys(kept | {"timeline", "links"} if given["record"] else kept, True))
     if given["chakra"] is not None:
         graph_writing.check_folder(Path(given["chakra"]))
     with Progress(shown=not given["quiet"]) as progress:
@@ -109,6 +124,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
 
 def _hand_out(result: Any, run: ConfiguredRun, written: Sequence[WrittenReport], given: Mapping[str, Any]) -> None:
     """Write a result to the files that were asked for, and show it."""
+    if given["record"]:
+        result = recorded.with_recorded(result)
     if given["output"] is not None:
         result.save(given["output"])
     for report in written:

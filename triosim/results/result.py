@@ -183,6 +183,8 @@ class Result(Reportable):
         for key, value in self.to_dict().items():
             if key in ROWS and value:
                 text = "[\n    " + ",\n    ".join(json.dumps(row, allow_nan=False) for row in value) + "\n  ]"
+            elif key == "recorded":  # large
+                text = json.dumps(value, allow_nan=False, separators=(",", ":"))
             else:
                 text = json.dumps(value, allow_nan=False, indent=2).replace("\n", "\n  ")
             parts.append(f'  "{key}": {text}')
@@ -211,6 +213,13 @@ class Result(Reportable):
     def save_kineto(self, folder: PathLike) -> None:
         """Write ``rank-N.json.gz`` for each rank: the run as PyTorch's profiler would have recorded it."""
         self.write("kineto", folder)
+
+    def save_report(self, path: PathLike) -> None:
+        """Write a page (.html): where the time goes, a timeline to zoom and search, memory and links over time.
+
+        What the result did not record (simulate with ``timeline=True, links=True``) is named in it.
+        """
+        self.write("page", path)
 
     def plot(self, path: PathLike) -> None:
         """Write a picture: when each rank computed and communicated, and what its step time consists of."""

@@ -274,6 +274,7 @@ class ResultData:
     memory: a row for the ranks that have the same: at one position of the pipeline, or represented by one captured rank.
     draws: the distribution of the step time, where several draws were asked for; all other values are of the first.
     steps: those of a script that ran live; all other values are of one of them.
+    recorded: the timeline, the loads of links and the memory over time, where they were kept (``--record``).
     """
 
     step_time_s: float
@@ -299,6 +300,7 @@ class ResultData:
     memory: tuple[MemoryRow, ...] = ()
     draws: Draws | None = None
     steps: tuple[ScriptStep, ...] = ()
+    recorded: Mapping[str, Any] | None = None
     schema: str = SCHEMA
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from triosim.config import COMMON, RunConfig, readers
+from triosim.config.commands import simulate_command
 from triosim.config.file import as_json
 from triosim.config.run_config import option_named
-from triosim.configuration_search.commands import simulate_command
 from triosim.configuration_search.point import Point, Value
 from triosim.configuration_search.spaces.cluster import cluster_of
 from triosim.configuration_search.spaces.layout import DATA_PARALLEL, SIZES, Layout, layout_of, resolved

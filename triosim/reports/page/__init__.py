@@ -1,0 +1,1 @@
+"""A page for people who were not at the terminal: one HTML file that opens without a network."""

@@ -1,0 +1,387 @@
+"use strict";
+// Draws the page's charts with ECharts from the values in #data. Times are nanoseconds in the timeline, seconds elsewhere.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const charts = [];
+
+const units = [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]];
+function seconds(value) {
+  const [scale, unit] = units.find(([size]) => Math.abs(value) >= size) || [1e-9, "ns"];
+  return value === 0 ? "0 s" : `${Number((value / scale).toPrecision(3))} ${unit}`;
+}
+function bytes(value) {
+  const power = value > 0 ? Math.min(4, Math.floor(Math.log2(value) / 10)) : 0;
+  return `${Number((value / 2 ** (10 * power)).toPrecision(3))} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+const percent = (value) => `${Number((100 * value).toPrecision(3))}%`;
+function escaped(text) {
+  const span = document.createElement("span");
+  span.textContent = String(text);
+  return span.innerHTML;
+}
+// The room that the labels of a vertical axis take.
+const roomOf = (labels) => Math.min(320, 16 + 6.4 * Math.max(...labels.map((label) => label.length), 4));
+const ink = () => getComputedStyle(document.documentElement).getPropertyValue("--ink");
+const faint = () => getComputedStyle(document.documentElement).getPropertyValue("--line");
+const paper = () => getComputedStyle(document.documentElement).getPropertyValue("--paper");
+
+// A chart is made anew when the colour scheme changes; `draw(chart)` sets its options.
+function addChart(id, height, draw) {
+  const box = document.getElementById(id);
+  if (!box) return;
+  box.style.height = `${height}px`;
+  const made = { chart: null };
+  const make = () => {
+    if (made.chart) made.chart.dispose();
+    made.chart = echarts.init(box, dark.matches ? "dark" : null, { renderer: "canvas" });
+    draw(made.chart);
+  };
+  make();
+  charts.push(made);
+  dark.addEventListener("change", make);
+  return made;
+}
+addEventListener("resize", () => charts.forEach((made) => made.chart.resize()));
+
+const base = () => ({ backgroundColor: "transparent", animation: false, textStyle: { fontFamily: "system-ui, sans-serif" },
+  aria: { enabled: true } });
+
+// ---- where the time goes -------------------------------------------------------------------------------------------
+
+const PART_COLOURS = { compute: "#4477AA", "exposed communication": "#EE6677", "exposed communication or waiting": "#EE6677",
+  "waiting for a partner": "#F7C3CA", idle: "#BBBBBB" };
+
+function drawParts(chart) {
+  const rows = data.parts;
+  chart.setOption({ ...base(),
+    tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, valueFormatter: seconds, confine: true },
+    legend: { top: 0, left: 0 }, grid: { left: roomOf(rows.map((row) => row.label)), right: 24, top: 32, bottom: 24 },
+    xAxis: { type: "value", axisLabel: { formatter: seconds } },
+    yAxis: { type: "category", inverse: true, data: rows.map((row) => row.label) },
+    series: Object.keys(rows[0].parts).map((name) => ({ type: "bar", stack: "step", name, barMaxWidth: 26,
+      itemStyle: { color: PART_COLOURS[name] }, data: rows.map((row) => row.parts[name]) })),
+  });
+}
+
+// ---- the timeline --------------------------------------------------------------------------------------------------
+
+const KINDS = { forward: "#4477AA", backward: "#66CCEE", optimizer: "#228833", communication: "#EE6677", waiting: "#F7C3CA",
+  other: "#CCBB44", several: "#8899AA" };
+
+// Each track holds the starts (ascending) and ends of its slices, which do not overlap.
+function unpacked(track) {
+  const count = track.starts.length, starts = new Float64Array(count), ends = new Float64Array(count);
+  let now = 0;
+  for (let index = 0; index < count; index++) {
+    now += track.starts[index];
+    starts[index] = now;
+    ends[index] = now + track.lasts[index];
+  }
+  const waits = new Map(track.waits.map(([slice, lasts, rank]) => [slice, { lasts, rank }]));
+  return { label: track.label, starts, ends, whats: track.whats, waits };
+}
+
+// Return the index of the first slice that ends after a time.
+function firstAfter(ends, time) {
+  let low = 0, high = ends.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (ends[middle] > time) high = middle; else low = middle + 1;
+  }
+  return low;
+}
+
+class Timeline {
+  constructor(recorded) {
+    this.end = recorded.end_ns;
+    this.whats = recorded.whats;
+    this.tracks = recorded.tracks.map(unpacked);
+    this.arrows = recorded.arrows;
+    this.range = [0, this.end];
+    this.found = [];
+    this.matches = null;
+    this.at = -1;
+    this.box = document.getElementById("timeline");
+    this.height = Math.min(900, 70 + 24 * this.tracks.length);
+    this.waiting = false;
+    this.made = addChart("timeline", this.height, (chart) => this.draw(chart));
+    this.listen();
+  }
+
+  // What is seen: slices narrower than a pixel are taken together, so that a million of them draw as quickly as a thousand.
+  visible() {
+    const [from, to] = this.range, pixel = (to - from) / Math.max(200, this.box.clientWidth - 160);
+    const items = [];
+    this.tracks.forEach((track, row) => {
+      const { starts, ends, whats } = track;
+      let index = firstAfter(ends, from);
+      while (index < starts.length && starts[index] < to) {
+        const first = index, start = starts[index];
+        let end = ends[index];
+        if (end - start < 1.5 * pixel) {
+          while (index + 1 < starts.length && ends[index + 1] - start < 2 * pixel) end = ends[++index];
+        }
+        const several = index - first + 1;
+        items.push([row, start, Math.max(end, start + pixel / 2), first, several, this.isMatch(row, first, index) ? 1 : 0]);
+        index++;
+      }
+    });
+    return items;
+  }
+
+  isMatch(row, first, last) {
+    if (!this.matches) return true;
+    for (let index = first; index <= last; index++) if (this.matches.has(this.tracks[row].whats[index])) return true;
+    return false;
+  }
+
+  colour(row, slice, several) {
+    const kinds = this.whats, track = this.tracks[row];
+    const kind = kinds[track.whats[slice]][1];
+    if (several > 1 && kinds[track.whats[slice + several - 1]][1] !== kind) return KINDS.several;
+    return KINDS[kind] || KINDS.other;
+  }
+
+  rectangle(params, api) {
+    const row = api.value(0), slice = api.value(3), several = api.value(4);
+    const [left, middle] = api.coord([api.value(1), row]), [right] = api.coord([api.value(2), row]);
+    const thick = Math.min(18, 0.8 * api.size([0, 1])[1]), area = params.coordSys;
+    const shape = echarts.graphic.clipRectByRect({ x: left, y: middle - thick / 2, width: Math.max(1, right - left), height: thick },
+      { x: area.x, y: area.y, width: area.width, height: area.height });
+    if (!shape) return;
+    const name = several > 1 || shape.width < 40 ? "" : this.whats[this.tracks[row].whats[slice]][0];
+    const wait = several > 1 ? undefined : this.tracks[row].waits.get(slice), opacity = api.value(5) ? 1 : 0.15;
+    const until = wait ? Math.min(api.coord([api.value(1) + wait.lasts, row])[0], area.x + area.width) : shape.x;
+    const label = { style: { text: name, fill: "#10151a", fontSize: 10, width: shape.width - 6, overflow: "truncate" } };
+    return { type: "group", children: [ // always the same parts, since ECharts changes them in place
+      { type: "rect", shape, style: { fill: this.colour(row, slice, several), opacity }, textContent: label,
+        textConfig: { position: "insideLeft" } },
+      { type: "rect", silent: true, shape: { ...shape, width: Math.max(0, until - shape.x) }, style: { fill: KINDS.waiting, opacity } }] };
+  }
+
+  arrow(params, api) {
+    const [a, b] = [api.coord([api.value(0), api.value(1)]), api.coord([api.value(2), api.value(3)])];
+    const lean = Math.atan2(b[1] - a[1], b[0] - a[0]), head = 6;
+    const tip = [0.4, -0.4].map((turn) => [b[0] - head * Math.cos(lean + turn), b[1] - head * Math.sin(lean + turn)]);
+    return { type: "group", silent: true, children: [
+      { type: "line", shape: { x1: a[0], y1: a[1], x2: b[0], y2: b[1] }, style: { stroke: ink(), lineWidth: 1, opacity: 0.7 } },
+      { type: "polygon", shape: { points: [b, ...tip] }, style: { fill: ink(), opacity: 0.7 } }] };
+  }
+
+  seenArrows() {
+    const [from, to] = this.range;
+    const seen = this.arrows.filter(([, sent, , received]) => received >= from && sent <= to);
+    return seen.length > 400 ? [] : seen.map(([a, sent, b, received]) => [sent, a, received, b]);
+  }
+
+  draw(chart) {
+    chart.setOption({ ...base(), aria: { enabled: false },
+      tooltip: { confine: true, formatter: (params) => this.tip(params.value) },
+      grid: { left: roomOf(this.tracks.map((track) => track.label)), right: 20, top: 8, bottom: 56 },
+      xAxis: { type: "value", min: 0, max: this.end, axisLabel: { formatter: (at) => seconds(at / 1e9), hideOverlap: true },
+        splitLine: { lineStyle: { color: faint() } } },
+      yAxis: { type: "category", inverse: true, data: this.tracks.map((track) => track.label), axisTick: { show: false },
+        axisLabel: { fontSize: 11 } },
+      dataZoom: [
+        { type: "inside", xAxisIndex: 0, filterMode: "none", startValue: this.range[0], endValue: this.range[1] },
+        { type: "slider", xAxisIndex: 0, filterMode: "none", bottom: 8, height: 22, startValue: this.range[0],
+          endValue: this.range[1], labelFormatter: (at) => seconds(at / 1e9) },
+        ...(this.tracks.length > 40 ? [{ type: "slider", yAxisIndex: 0, right: 0, width: 14, filterMode: "none", startValue: 0,
+          endValue: 33, showDetail: false }] : []),
+      ],
+      series: [
+        { type: "custom", id: "slices", renderItem: (params, api) => this.rectangle(params, api), clip: true,
+          encode: { x: [1, 2], y: 0 }, data: this.visible() },
+        { type: "custom", id: "arrows", renderItem: (params, api) => this.arrow(params, api), clip: true, silent: true,
+          encode: { x: [0, 2], y: [1, 3] }, data: this.seenArrows() },
+      ],
+    });
+    chart.on("datazoom", () => {
+      const zoom = chart.getOption().dataZoom[0];
+      this.range = [zoom.startValue, zoom.endValue];
+      this.refresh();
+    });
+  }
+
+  refresh() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      this.made.chart.setOption({ series: [{ id: "slices", data: this.visible() }, { id: "arrows", data: this.seenArrows() }] });
+      this.box.dataset.range = this.range.map(Math.round).join(" ");
+    });
+  }
+
+  show(from, to) {
+    const width = Math.min(this.end, Math.max(10, to - from));
+    const start = Math.max(0, Math.min(this.end - width, from));
+    this.range = [start, start + width];
+    this.made.chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 0, startValue: start, endValue: start + width });
+  }
+
+  zoom(factor) {
+    const [from, to] = this.range, middle = (from + to) / 2, half = ((to - from) * factor) / 2;
+    this.show(middle - half, middle + half);
+  }
+
+  tip([row, start, , slice, several]) {
+    const track = this.tracks[row];
+    if (several > 1) {
+      const end = track.ends[slice + several - 1];
+      return `${escaped(track.label)}<br><b>${several} slices</b>, zoom in to tell them apart<br>${seconds((end - start) / 1e9)}`;
+    }
+    const [name, kind, detail] = this.whats[track.whats[slice]], wait = track.waits.get(slice);
+    const lines = [`<b>${escaped(name)}</b>`, escaped(track.label), `${escaped(kind)}${detail ? `, ${escaped(detail)}` : ""}`,
+      `${seconds((track.ends[slice] - start) / 1e9)} from ${seconds(start / 1e9)}`];
+    if (wait) lines.push(`of which waiting ${seconds(wait.lasts / 1e9)}${wait.rank === null ? "" : ` for rank ${wait.rank}`}`);
+    return lines.join("<br>");
+  }
+
+  search(text) {
+    const wanted = text.trim().toLowerCase();
+    this.matches = null;
+    this.found = [];
+    this.at = -1;
+    if (wanted) {
+      this.matches = new Set();
+      this.whats.forEach(([name, , detail], index) => {
+        if (`${name} ${detail}`.toLowerCase().includes(wanted)) this.matches.add(index);
+      });
+      this.tracks.forEach((track, row) => track.whats.forEach((what, slice) => {
+        if (this.matches.has(what)) this.found.push([track.starts[slice], track.ends[slice], row, slice]);
+      }));
+      this.found.sort((one, other) => one[0] - other[0]);
+    }
+    document.getElementById("found").textContent = wanted ? `${this.found.length.toLocaleString("en")} found` : "";
+    this.refresh();
+  }
+
+  next(step) {
+    if (!this.found.length) return;
+    this.at = (this.at + step + this.found.length) % this.found.length;
+    const [start, end, row, slice] = this.found[this.at], margin = Math.max(4 * (end - start), this.end / 2000);
+    this.show(start - margin, end + margin);
+    const [name] = this.whats[this.tracks[row].whats[slice]];
+    document.getElementById("found").textContent =
+      `${this.at + 1} of ${this.found.length.toLocaleString("en")}: ${name} on ${this.tracks[row].label}, ${seconds((end - start) / 1e9)}`;
+  }
+
+  listen() {
+    const input = document.getElementById("search");
+    input.addEventListener("input", () => this.search(input.value));
+    input.addEventListener("keydown", (event) => { if (event.key === "Enter") this.next(event.shiftKey ? -1 : 1); });
+    const actions = { "zoom-in": () => this.zoom(0.5), "zoom-out": () => this.zoom(2), "zoom-all": () => this.show(0, this.end),
+      "next": () => this.next(1), "previous": () => this.next(-1) };
+    for (const [id, act] of Object.entries(actions)) document.getElementById(id).addEventListener("click", act);
+    const pan = (share) => () => {
+      const [from, to] = this.range, by = share * (to - from);
+      this.show(from + by, to + by);
+    };
+    const keys = { ArrowLeft: pan(-0.2), ArrowRight: pan(0.2), "+": actions["zoom-in"], "=": actions["zoom-in"], "-": actions["zoom-out"],
+      Home: actions["zoom-all"], n: actions.next, p: actions.previous, "/": () => input.focus() };
+    this.box.addEventListener("keydown", (event) => {
+      const act = keys[event.key];
+      if (!act || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      act();
+    });
+  }
+}
+
+// ---- memory over time ----------------------------------------------------------------------------------------------
+
+const CATEGORIES = { parameter: "#4477AA", gradient: "#66CCEE", "optimizer state": "#228833", activation: "#CCBB44",
+  temporary: "#EE6677", communication: "#AA3377" };
+
+function drawMemory(chart) {
+  const recorded = data.memory_curve;
+  chart.setOption({ ...base(),
+    title: { text: `GPU ${recorded.ranks}: ${bytes(recorded.peak_bytes)} at the peak`, left: 0,
+      textStyle: { fontSize: 12, fontWeight: "normal" } },
+    tooltip: { trigger: "axis", valueFormatter: bytes, confine: true }, legend: { top: 26, left: 0 },
+    grid: { left: 76, right: 24, top: 60, bottom: 48 },
+    xAxis: { type: "value", max: recorded.times[recorded.times.length - 1], axisLabel: { formatter: seconds, hideOverlap: true } },
+    yAxis: { type: "value", axisLabel: { formatter: bytes } },
+    dataZoom: [{ type: "inside", filterMode: "none" }, { type: "slider", filterMode: "none", height: 18, bottom: 8, labelFormatter: seconds }],
+    series: Object.entries(recorded.categories).map(([name, values]) => ({ type: "line", stack: "memory", step: "end", name,
+      symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.9 }, itemStyle: { color: CATEGORIES[name] || "#BBBBBB" },
+      data: recorded.times.map((time, index) => [time, values[index]]) })),
+  });
+}
+
+// ---- links ---------------------------------------------------------------------------------------------------------
+
+const HEAT = ["#FEE9A0", "#FD8D3C", "#E31A1C", "#800026"];
+// One colour means one load everywhere; the root tells small loads apart.
+const heatOf = (load) => (load > 0 ? echarts.color.lerp(Math.sqrt(Math.min(1, load)), HEAT) : faint());
+const HEAT_SCALE = Array.from({ length: 41 }, (_, step) => heatOf(Math.max(1e-6, step / 40)));
+
+class Links {
+  constructor(recorded) {
+    this.recorded = recorded;
+    this.slot = null;
+    this.graph = recorded.drawing ? addChart("link-graph", recorded.drawing.height, (chart) => this.drawGraph(chart)) : null;
+    addChart("link-raster", 90 + 18 * recorded.rows.length, (chart) => this.drawRaster(chart));
+    const time = document.getElementById("link-time");
+    if (!time) return;
+    time.max = recorded.slots;
+    time.addEventListener("input", () => {
+      this.slot = time.value === "0" ? null : Number(time.value) - 1;
+      const step = recorded.end_s / recorded.slots;
+      document.getElementById("link-when").textContent = this.slot === null ? "over the whole run"
+        : `${seconds(this.slot * step)} to ${seconds((this.slot + 1) * step)}`;
+      if (this.graph) this.drawGraph(this.graph.chart);
+    });
+  }
+
+  drawGraph(chart) {
+    const { nodes, lines } = this.recorded.drawing;
+    const load = (line) => (this.slot === null ? line.mean : line.slots[this.slot]);
+    chart.setOption({ ...base(), tooltip: { confine: true },
+      series: [{ type: "graph", layout: "none", left: 40, right: 90, top: 24, bottom: 24, label: { show: true, fontSize: 10 },
+        edgeSymbol: ["none", "arrow"], edgeSymbolSize: 6,
+        data: nodes.map((node) => ({ name: node.name, x: node.x, y: node.y, symbol: node.round ? "circle" : "roundRect",
+          symbolSize: node.round ? 26 : [Math.max(26, 7 * node.label.length), 20], itemStyle: { color: node.colour },
+          label: { formatter: node.round ? node.label.replace(/^gpu/, "") : node.label, color: "#ffffff" }, tooltip: { formatter: () => escaped(node.label) } })),
+        links: lines.map((line) => ({ source: line.source, target: line.target,
+          lineStyle: { color: heatOf(load(line)), width: load(line) > 0 ? 2.5 : 1, curveness: 0.08, opacity: 0.9 },
+          tooltip: { formatter: () => `${escaped(line.name)}<br>${percent(load(line))} of its bandwidth` } })) }] });
+  }
+
+  drawRaster(chart) {
+    const { rows, slots, end_s: end } = this.recorded;
+    const cells = rows.flatMap((row, y) => row.loads.map((load, x) => [x, y, load]).filter(([, , load]) => load > 0));
+    chart.setOption({ ...base(), aria: { enabled: false },
+      tooltip: { confine: true, formatter: ({ value: [x, y, load] }) =>
+        `${escaped(rows[y].name)}<br>${percent(load)} from ${seconds((x * end) / slots)}` },
+      grid: { left: roomOf(rows.map((row) => row.name)), right: 70, top: 8, bottom: 32 },
+      xAxis: { type: "category", data: Array.from({ length: slots }, (_, x) => seconds((x * end) / slots)), axisTick: { show: false } },
+      yAxis: { type: "category", inverse: true, data: rows.map((row) => row.name), axisLabel: { fontSize: 10 }, axisTick: { show: false } },
+      visualMap: { min: 0, max: 1, calculable: true, right: 0, top: "middle", itemHeight: 80, text: ["100%", "0%"], inRange: { color: HEAT_SCALE } },
+      series: [{ type: "heatmap", data: cells, progressive: 2000 }] });
+  }
+}
+
+// ---- layers and what-if --------------------------------------------------------------------------------------------
+
+function drawBars(rows, columns) {
+  return (chart) => chart.setOption({ ...base(),
+    tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, valueFormatter: seconds, confine: true },
+    legend: { top: 0, left: 0 }, grid: { left: roomOf(rows.map((row) => row.label)), right: 24, top: 32, bottom: 24 },
+    xAxis: { type: "value", axisLabel: { formatter: seconds } },
+    yAxis: { type: "category", inverse: true, data: rows.map((row) => row.label), axisLabel: { fontSize: 11 } },
+    series: columns.map(([name, color], index) => ({ type: "bar", stack: "one", name, barMaxWidth: 18, itemStyle: { color },
+      data: rows.map((row) => row.values[index]) })) });
+}
+
+addChart("parts", 60 + 30 * data.parts.length, drawParts);
+if (data.timeline) window.timeline = new Timeline(data.timeline);
+if (data.memory_curve) addChart("memory-curve", 320, drawMemory);
+if (data.link_loads) new Links(data.link_loads);
+if (data.layers.length) {
+  addChart("layer-bars", 60 + 20 * data.layers.length,
+    drawBars(data.layers, [["forward", KINDS.forward], ["backward", KINDS.backward], ["optimizer", KINDS.optimizer]]));
+}
+if (data.what_if.length) addChart("what-if-bars", 50 + 26 * data.what_if.length, drawBars(data.what_if, [["step time", KINDS.forward]]));

@@ -1,0 +1,201 @@
+"""The sections of the page: headings, sentences and tables in HTML, with places for the charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from triosim.config import RunConfig
+from triosim.config.commands import simulate_command
+from triosim.errors import TriosimError, printable
+from triosim.reports.files.html import html_table
+from triosim.results.memory_rows import GIB
+from triosim.results.result import Result
+from triosim.results.values import ResultData, mean_of_ranks
+from triosim.units import format_bytes, format_rate, format_time
+
+MOST_ROWS = 30
+
+
+class Section(NamedTuple):
+    """A section of the page: its anchor, its heading and what stands below it."""
+
+    anchor: str
+    heading: str
+    body: str
+
+
+def text(value: object) -> str:
+    """Return a value as HTML text."""
+    return escape(printable(str(value)))
+
+
+def sections(result: Result, page: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield the sections that the result has something for; ``page`` are the values that the charts are drawn from."""
+    data = result.data
+    yield Section("time", "Where the time goes", _chart("parts", "The parts of a step by GPU") + _ranks(data))
+    yield Section("when", "Timeline", _timeline(page))
+    if data.memory:
+        yield Section("memory", "Memory", _memory(data, page))
+    if data.links or page["link_loads"]:
+        yield Section("links", "Links", _links(data, page))
+    if data.layers:
+        yield Section(
+            "layers", "Layers", _chart("layer-bars", "The slowest layers") + _details("All figures", _layers(data))
+        )
+    if data.what_if:
+        yield Section("what-if", "What if a part were faster?", _chart("what-if-bars", "Steps of faster systems"))
+    yield Section("trust", "How sure it is", _trust(data))
+    yield Section("assumptions", "Assumptions and notes", _notes(data))
+    yield Section("again", "The command that makes it again", f"<pre>{text(_command(result))}</pre>")
+
+
+def sentence(data: ResultData) -> str:
+    """Return the step in a sentence."""
+    mean = mean_of_ranks(data.ranks, 0)
+    total = mean.compute_s + mean.exposed_communication_s + mean.idle_s or 1.0
+    mfu = data.metrics.mfu if data.metrics is not None else None
+    parts = [
+        f"A step takes {format_time(data.step_time_s)}",
+        *([] if data.step_time_interval_s is None else [_interval(data.step_time_interval_s)]),
+        f", {format_rate(data.throughput_samples_per_s)} samples a second",
+        "" if mfu is None else f" at an MFU of {mfu:.1%}",
+        f": the average GPU computes for {mean.compute_s / total:.0%} of it, communicates or waits without computing for "
+        f"{mean.exposed_communication_s / total:.1%}, and is idle for {mean.idle_s / total:.1%}.",
+    ]
+    if data.memory:
+        fullest = max(data.memory, key=lambda row: row.peak_bytes)
+        room = "" if fullest.capacity_bytes is None else f" of {fullest.capacity_bytes / GIB:.3g}"
+        parts.append(f" The fullest GPU holds {fullest.peak_bytes / GIB:.3g}{room} GiB.")
+    return "".join(parts)
+
+
+def _interval(bounds: tuple[float, float]) -> str:
+    low, high = bounds
+    return f" ({format_time(low)} to {format_time(high)} is the 90% interval)"
+
+
+def _chart(anchor: str, label: str) -> str:
+    return f'<div class="chart" id="{anchor}" role="img" aria-label="{escape(label)}"></div>'
+
+
+def _details(summary: str, body: str) -> str:
+    return f'<details><summary>{summary}</summary><div class="scroll">{body}</div></details>' if body else ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return html_table(head, [[printable(cell) for cell in row] for row in rows], MOST_ROWS)
+
+
+def _ranks(data: ResultData) -> str:
+    columns: Mapping[str, Callable[[Any], float]] = {
+        "compute": lambda rank: rank.compute_s,
+        "exposed communication and waiting": lambda rank: rank.exposed_communication_s,
+        "idle": lambda rank: rank.idle_s,
+        "communication": lambda rank: rank.communication_s,
+        "waiting": lambda rank: rank.waiting_s,
+    }
+    rows = [[str(rank.rank), *(format_time(figure(rank)) for figure in columns.values())] for rank in data.ranks]
+    return _details("All GPUs", _table(["GPU", *columns], rows))
+
+
+def _timeline(page: Mapping[str, Any]) -> str:
+    if not page["timeline"]:
+        return (
+            "<p>This result holds no timeline: simulate with <code>--report</code>, or with <code>--record</code>.</p>"
+        )
+    left_out = page["timeline"]["ranks_left_out"]
+    more = f"<p>{left_out} GPUs are left out: their slices would make the page too slow.</p>" if left_out else ""
+    buttons = "".join(
+        f'<button id="{anchor}" type="button" title="{title}">{label}</button>'
+        for anchor, label, title in (
+            ("previous", "Previous", "Key p"), ("next", "Next", "Key n, or Enter"), ("zoom-in", "Zoom in", "Key +"),
+            ("zoom-out", "Zoom out", "Key -"), ("zoom-all", "All", "Key Home"),
+        )
+    )  # fmt: skip
+    return (
+        '<div class="bar"><label>Search <input type="search" id="search" placeholder="operator, layer, collective"></label>'
+        f'{buttons}<span id="found" aria-live="polite"></span></div>{more}'
+        '<div class="chart" id="timeline" tabindex="0" role="application" aria-label="Timeline of all GPUs"></div>'
+        '<p class="hint">Wheel or + and - zoom, dragging or the arrow keys move, / searches, n and p go to the next and the '
+        "previous find. Colours: forward blue, backward light blue, optimizer green, communication red, waiting for a partner "
+        "light red. Arrows lead from sends to receives.</p>"
+    )
+
+
+def _memory(data: ResultData, page: Mapping[str, Any]) -> str:
+    columns = ("parameter", "gradient", "optimizer_state", "activation", "temporary", "communication", "other")
+    rows = [
+        [
+            row.ranks,
+            format_bytes(row.peak_bytes),
+            *(format_bytes(getattr(row, f"{name}_bytes")) for name in columns),
+            row.layer,
+        ]
+        for row in data.memory
+    ]
+    head = ["GPUs", "peak", *(name.replace("_", " ") for name in columns), "at the peak in"]
+    curve = page["memory_curve"]
+    drawn = (
+        _chart("memory-curve", "Memory over time by category")
+        if curve
+        else "<p>This result holds no memory over time.</p>"
+    )
+    return drawn + _details("The peak of each GPU", _table(head, rows))
+
+
+def _links(data: ResultData, page: Mapping[str, Any]) -> str:
+    found = page["link_loads"]
+    busiest = sorted(data.links, key=lambda link: -link.utilisation)
+    table = _table(
+        ["link", "bytes a step", "utilisation"],
+        [[link.name, format_bytes(link.bytes), f"{link.utilisation:.1%}"] for link in busiest],
+    )
+    if not found:
+        return "<p>This result holds no loads of links over time.</p>" + _details("The busiest links", table)
+    drawing = ""
+    if found["drawing"]:
+        captions = "".join(f"<p class='hint'>{text(caption)}</p>" for caption in found["drawing"]["captions"])
+        drawing = (
+            '<div class="bar"><label for="link-time">Time</label><input type="range" id="link-time" min="0" value="0">'
+            '<output id="link-when" for="link-time">over the whole run</output></div>'
+            f"{_chart('link-graph', 'Links over the topology')}{captions}"
+        )
+    raster = _chart("link-raster", "The busiest links over time")
+    return f"{drawing}{raster}{_details('The busiest links', table)}"
+
+
+def _layers(data: ResultData) -> str:
+    rows = sorted(data.layers, key=lambda row: -row.total_s)
+    return _table(
+        ["layer", "forward", "backward", "optimizer", "total"],
+        [[row.layer, *map(format_time, (row.forward_s, row.backward_s, row.optimizer_s, row.total_s))] for row in rows],
+    )
+
+
+def _trust(data: ResultData) -> str:
+    if data.step_time_interval_s is None:
+        return "<p>No time was predicted: all operator times are measured.</p>"
+    low, high = data.step_time_interval_s
+    rows = [[one.source, f"{one.share:.0%}", format_time(one.error_s), one.measurement] for one in data.doubts]
+    intro = f"<p>Nine of ten measured steps are expected between {format_time(low)} and {format_time(high)}.</p>"
+    return (
+        intro
+        + f'<div class="scroll">{_table(["what it comes from", "share", "error", "what would narrow it"], rows)}</div>'
+    )
+
+
+def _notes(data: ResultData) -> str:
+    notes = "".join(f"<li>{text(note)}</li>" for note in data.notes)
+    versions = ", ".join(f"{name} {version}" for name, version in data.inputs.get("versions", {}).items())
+    return f"<ul>{notes}</ul><p class='hint'>{text(versions)}</p>"
+
+
+def _command(result: Result) -> str:
+    values = dict(result.inputs.get("config", {}))
+    subject = str(values.pop("trace", None) or "TRACE")
+    try:
+        return simulate_command(subject, RunConfig.of(**values))
+    except TriosimError:  # options of a plug-in that is not here
+        return f"triosim simulate {subject} --config result.json"
