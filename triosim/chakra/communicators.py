@@ -1,21 +1,15 @@
-"""The communicator groups of graphs: of ``comm_group.json``, of nodes that declare them, and of dimensions of the network.
-
-Task streams have families of groups, in each of which a rank is at most once. Groups of one size whose ranks are equally far
-apart are one family, as those of an axis of a mesh are.
-"""
+"""The communicator groups of graphs: of ``comm_group.json``, of nodes that declare them, and of dimensions of the network."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from triosim.chakra.graph import RankGraph
 from triosim.chakra.inputs.groups import Groups
 from triosim.chakra.nodes import Node, NodeType
 from triosim.errors import TraceError
-
-Ranks = tuple[int, ...]
-WORLD = "world"
+from triosim.trace.group_families import GroupFamilies, Ranks
 
 
 class Communicators:
@@ -28,8 +22,7 @@ class Communicators:
         self._declared: dict[str, Ranks] = {str(name): members for name, members in groups.items()}
         for graph in graphs:
             self._declared |= {n: m or self._world for n, m in _declared(graph) if n not in self._declared}
-        self._families: dict[str, list[Ranks]] = {WORLD: [self._world]}
-        self._family_of: dict[tuple[str, Ranks], str] = {("", self._world): WORLD}
+        self._families = GroupFamilies(len(graphs))
 
     def of(self, rank: int, node: Node) -> tuple[str, Ranks]:
         """Return the name and the ranks of a collective's group. Raises ``TraceError`` for one that is not known."""
@@ -49,19 +42,13 @@ class Communicators:
         return name, members
 
     def family(self, name: str, members: Ranks) -> str:
-        """Return the family of a group; new groups join the first family in which they fit."""
-        found = self._family_of.get((name, members))
-        if found is None:
-            found = next((one for one, groups in self._families.items() if _joins(members, groups)), None)
-            found = found or f"groups of {len(members)}, {len(self._families)}"
-            self._families.setdefault(found, []).append(members)
-            self._family_of[name, members] = found
-        return found
+        """Return the family of a group."""
+        return self._families.of(name, members)
 
     @property
     def families(self) -> Mapping[str, tuple[Ranks, ...]]:
         """The groups of each family."""
-        return {name: tuple(groups) for name, groups in self._families.items()}
+        return self._families.groups
 
     def _along(self, graph: RankGraph, node: Node, rank: int, involved: Sequence[bool]) -> Ranks:
         """Return the ranks that differ from one only in some dimensions of the network."""
@@ -77,17 +64,6 @@ class Communicators:
             what = f"involved_dim is of a network of {stride} ranks"
             raise TraceError(what, where=graph.where(node), fix=f"give one of {len(self._world)}")
         return tuple(sorted(members))
-
-
-def _joins(members: Ranks, groups: Iterable[Ranks]) -> bool:
-    """Whether a group is of a family: as large as its others, as far apart, and of other ranks."""
-    others = list(groups)
-    alike = len(members) > 1 and len(others[0]) == len(members) and _steps(others[0]) == _steps(members)
-    return alike and not set(members).intersection(*[[rank for group in others for rank in group]])
-
-
-def _steps(members: Ranks) -> list[int]:
-    return [rank - members[0] for rank in members]
 
 
 def _declared(graph: RankGraph) -> Iterator[tuple[str, Ranks]]:

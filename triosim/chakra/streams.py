@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from triosim.chakra.communicators import WORLD, Communicators
+from triosim.chakra.communicators import Communicators
 from triosim.chakra.graph import RankGraph
 from triosim.chakra.inputs.groups import Groups
 from triosim.chakra.inputs.remote_memory_file import MemoryType, RemoteMemoryFile
@@ -22,6 +22,7 @@ from triosim.chakra.task_nodes import LAYER, NS, SHARES
 from triosim.errors import TraceError
 from triosim.tasks import COMPUTE_STREAM, HOST_STREAM, SHARED_MEMORY_STREAM
 from triosim.trace import Communication, CommunicationKind, Mark, Operator, Trace
+from triosim.trace.group_families import WORLD
 from triosim.trace.task_streams import TaskStreams
 
 _KINDS: Mapping[int, CommunicationKind] = {

@@ -19,6 +19,7 @@ from triosim.trace.formats.files import head, read_json
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver")
 _WORK = ("kernel", "gpu_memset", "gpu_memcpy")
+_WAITS = re.compile("(Stream|Device|Event)Synchronize$|StreamWaitEvent")
 _MODULE = "nn.Module: "
 #: Microseconds that no event lasts: 30 years.
 LONGEST = 1e15
@@ -52,6 +53,9 @@ class Work:
     thread: str | None = None
     launched: float = 0.0
     external: int | None = None
+    returned: float = 0.0  # from the launch
+    stream: int = 0
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 class MemoryEvent(NamedTuple):
@@ -72,9 +76,11 @@ class Profile:
     steps: list[Span] = field(default_factory=list)
     modules: dict[str, Spans] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
+    waits: list[Span] = field(default_factory=list)  # calls by which the host waits, or lets a stream wait
     memory: list[MemoryEvent] = field(default_factory=list)
     gpu: str = "unknown"
     software: dict[str, str] = field(default_factory=dict)
+    distributed: dict[str, Any] = field(default_factory=dict)  # the rank, of how many, and their groups
 
 
 class Spans:
@@ -115,7 +121,7 @@ def read(path: Path) -> Profile:
         raise TraceError("has no list of events", where=f"{path}: traceEvents", fix="give a PyTorch profiler file")
     profile = Profile()
     modules: dict[str, list[Span]] = {}
-    launches: dict[object, tuple[str, float]] = {}
+    launches: dict[object, tuple[str, float, float]] = {}
     work: list[dict[str, Any]] = []
     for order, event in enumerate(events):
         if not isinstance(event, dict):
@@ -134,14 +140,17 @@ def read(path: Path) -> Profile:
             module.name = module.name.removeprefix(_MODULE)
             modules.setdefault(module.thread, []).append(module)
         elif category in _LAUNCHES:
-            launches[event["args"].get("correlation")] = (str(event["tid"]), _moments(event)[0])
+            launches[event["args"].get("correlation")] = (str(event["tid"]), *_moments(event))
+            if _WAITS.search(str(event.get("name"))):
+                profile.waits.append(_span(event, order))
         elif category in _WORK:
             work.append(event)
     for event in work:
         arguments = event.get("args", {})
-        thread, launched = launches.get(arguments.get("correlation"), (None, 0.0))
-        external = _number(arguments.get("External id"))
-        profile.work.append(Work(str(event["name"]), *_moments(event), thread, launched, external))
+        thread, launched, returned = launches.get(arguments.get("correlation"), (None, 0.0, 0.0))
+        external, stream = _number(arguments.get("External id")), _number(arguments.get("stream"))
+        times = *_moments(event), thread, launched, external, returned
+        profile.work.append(Work(str(event["name"]), *times, stream or 0, arguments))
     _check_kernels(work, profile.work, path)
     profile.memory.sort(key=lambda one: one.moment)
     profile.work.sort(key=lambda one: (one.start, one.end))
@@ -150,6 +159,8 @@ def read(path: Path) -> Profile:
     for properties in data.get("deviceProperties", ()):
         if properties.get("id") == device and work:
             profile.gpu = str(properties.get("name", "unknown"))
+    stated = data.get("distributedInfo")
+    profile.distributed = stated if isinstance(stated, dict) else {}
     for key, value in data.items():
         if key.endswith("_version") and isinstance(value, (str, int)):
             profile.software[key.removesuffix("_version")] = str(value)

@@ -7,17 +7,20 @@ trace. In a profile without work of a GPU, calls on the host are timed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from triosim.errors import TraceError
 from triosim.trace.formats import tensor_categories
-from triosim.trace.formats.pytorch import execution_trace, kineto, memory_events, profiler_only
+from triosim.trace.formats.files import head
+from triosim.trace.formats.pytorch import execution_trace, kineto, memory_events, profiler_only, rank_profiles
 from triosim.trace.formats.pytorch.execution_trace import ExecutionTraceNode
 from triosim.trace.formats.pytorch.kineto import Profile
 from triosim.trace.formats.pytorch.light_profiles import with_light_times
 from triosim.trace.formats.pytorch.profiled_step import ProfiledStep, join
+from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Trace
 
 NAME = "pytorch"
@@ -33,10 +36,10 @@ def recognises(path: Path) -> bool:
     return bool(profiles or graphs)
 
 
-def read(path: Path, *, batch_size: int | None = None) -> Trace:
+def read(path: Path, *, batch_size: int | None = None) -> Trace | TaskStreams:
     """Return the trace of the last complete step; the batch size is the input's first dimension, unless it is given.
 
-    Raises ``TraceError`` when one of the two files is missing or damaged.
+    Profiles of the ranks of a distributed step are its task streams. Raises ``TraceError`` when a file is missing or damaged.
     """
     profiles, graphs = _files(path)
     lightly = [file for file in profiles if file.name.startswith(LIGHT_PROFILE_PREFIX)] if len(profiles) > 1 else []
@@ -45,11 +48,20 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace:
         what = f"there is no profiler file next to {graphs[0].name if graphs else 'it'}"
         fix = "give a directory with both, as triosim.tracer.capture() writes them"
         raise TraceError(what, where=str(path), fix=fix)
+    if any(_is_of_several(file) for file in profiles):
+        parsed = [(file, _parsed(kineto.read, file, "PyTorch's profiler writes it")) for file in profiles]
+        return rank_profiles.read(parsed, path)
     for kind, found in (("profiler file", profiles), ("execution trace", graphs)):
         if len(found) > 1:
             what = f"there is more than one {kind}: {found[0].name} and {found[1].name}"
             raise TraceError(what, where=str(path), fix="keep one step a directory")
     return read_step(path, profiles[0], graphs[0] if graphs else None, lightly=lightly, batch_size=batch_size)[0]
+
+
+def _is_of_several(profile: Path) -> bool:
+    """Whether a profile says at its top that it is one of several ranks'."""
+    stated = re.search(rb'"distributedInfo"\s*:\s*\{[^{}]*?"world_size"\s*:\s*(\d+)', head(profile))
+    return stated is not None and int(stated[1]) > 1
 
 
 def read_step(

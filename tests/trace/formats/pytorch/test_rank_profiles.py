@@ -1,0 +1,175 @@
+"""Profiles of several ranks: a step of all of them, in which what waited goes on waiting when other things change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triosim
+from triosim.cli import run
+from triosim.errors import TriosimError
+from triosim.trace.formats import read
+from triosim.trace.task_streams import TaskStreams
+from triosim.trace.trace import Mark
+
+SWITCH = "switch(4, bandwidth={} GB/s, latency=1 us)"
+
+
+def launched(number: int, launch: float, start: float, duration: float, name: str = "gemm", **about: Any) -> list[Any]:
+    """A launch that takes 2 us, and its kernel: of NCCL's on stream 20, of others on stream 7, unless it is said."""
+    stream = about.pop("stream", 20 if "nccl" in name else 7)
+    host = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": launch, "dur": 2}
+    work = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": duration}
+    about = {"correlation": number, "stream": stream, "device": 0, **about}
+    return [{**host, "args": {"correlation": number}}, {**work, "args": about}]
+
+
+def lets_wait(number: int, at: float, name: str = "cudaStreamWaitEvent") -> Any:
+    row = {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": 1}
+    return {**row, "args": {"correlation": number}}
+
+
+def reduces(elements: int, **about: Any) -> dict[str, Any]:
+    stated = {"Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float"}
+    return {**stated, "Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", **about}
+
+
+#: 100 us of computing, a reduction beside 60 us more, and 30 us that the host lets wait for the reduction.
+EVENTS = [
+    *launched(1, 0, 5, 100),
+    lets_wait(2, 3),
+    *launched(3, 5, 105, 50, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", **reduces(1 << 20)),
+    *launched(4, 8, 105, 60),
+    lets_wait(5, 11),
+    *launched(6, 13, 165, 30),
+]
+
+
+def write(folder: Path, rank: int, events: list[Any], world: int = 2, **top: Any) -> None:
+    stated = {"backend": "nccl", "rank": rank, "world_size": world}
+    data = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "A100"}], "distributedInfo": stated, **top}
+    (folder / f"rank{rank}.json").write_text(json.dumps({**data, "traceEvents": events}), encoding="utf-8")
+
+
+def streams(folder: Path) -> TaskStreams:
+    found = read(folder)
+    assert isinstance(found, TaskStreams)
+    return found
+
+
+def test_kernels_of_nccl_are_communication_and_the_others_take_their_time(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path, rank, EVENTS)
+    found = streams(tmp_path)
+    operators = found.traces[1].operators
+    assert [round(one.seconds * 1e6) for one in operators] == [100, 0, 60, 30]
+    asked = operators[1].communication
+    assert asked is not None
+    assert (asked.kind, asked.nbytes, found.group(asked.group, 1)) == ("all_reduce", 4 << 20, (0, 1))
+    assert found.traces[0].marks == (Mark(3, "wait_work", "compute", 1),)
+
+
+def test_what_waited_for_communication_waits_longer_where_that_takes_longer(tmp_path: Path) -> None:
+    """A ring of two sends 4 MiB each way; 30 us follow, and the 60 us beside are hidden."""
+    for rank in (0, 1):
+        write(tmp_path, rank, EVENTS)
+    slow, fast = (
+        triosim.simulate(
+            str(tmp_path), topology=f"ring(2, bandwidth={gb} GB/s, latency=0)", host_overhead="none"
+        ).step_time_s
+        for gb in (10, 1000)
+    )
+    assert fast == pytest.approx(190e-6, rel=0.02)
+    assert slow == pytest.approx(130e-6 + (4 << 20) / 10e9, rel=0.2)
+
+
+def test_a_kernel_that_starts_late_waited_for_what_had_ended_last(tmp_path: Path) -> None:
+    """The kernel on stream 9 was launched at 3 us, and began when that on stream 7 had ended."""
+    events = [*launched(1, 0, 5, 100), *launched(2, 3, 106, 20, stream=9), *launched(3, 5, 106, 50)]
+    for rank in (0, 1):
+        write(tmp_path, rank, events)
+    assert streams(tmp_path).traces[0].marks == (Mark(1, "record", "compute", 0), Mark(1, "wait", "stream 9", 0))
+
+
+def test_messages_name_ranks_of_the_world_and_a_missing_rank_is_taken_to_be_like_another(tmp_path: Path) -> None:
+    sizes = {"In msg nelems": 8, "Out msg nelems": 8, "dtype": "Half", "Group size": 2, "Process Group Ranks": "[0, 1]"}
+    write(
+        tmp_path,
+        0,
+        launched(1, 0, 5, 9, "ncclDevKernel_SendRecv", **{**sizes, "Collective name": "send", "Dst Rank": 1}),
+    )
+    write(
+        tmp_path,
+        1,
+        launched(1, 0, 5, 9, "ncclDevKernel_SendRecv", **{**sizes, "Collective name": "recv", "Src Rank": 0}),
+    )
+    asked = [streams(tmp_path).traces[rank].operators[0].communication for rank in (0, 1)]
+    assert [(one.kind, one.peer, one.nbytes) for one in asked if one] == [("send", 1, 16.0), ("recv", 0, 16.0)]
+    for path in tmp_path.iterdir():
+        path.unlink()
+    write(tmp_path, 1, [*EVENTS[:2]], world=3)
+    assert streams(tmp_path).like == (1, 1, 1)
+
+
+def test_a_group_that_is_cut_short_is_found_by_its_pattern_or_at_the_top(tmp_path: Path) -> None:
+    pattern = {"Process Group Ranks": "[1, 3, ...]", "Global rank start": 1, "Global rank stride": 2, "Group size": 4}
+    groups = [{"pg_name": "7", "ranks": [1, 2, 3, 5]}]
+    kernel = "ncclDevKernel_AllGather"
+    for about, members in ((pattern, (1, 3, 5, 7)), ({"Process Group Name": "7", "Group size": 4}, (1, 2, 3, 5))):
+        stated = {**reduces(8), "Process Group Ranks": "[1, ...]", **about, "Collective name": "_allgather_base"}
+        info = {"backend": "nccl", "rank": 1, "world_size": 8, "pg_config": groups}
+        write(tmp_path, 1, launched(1, 0, 5, 9, kernel, **stated), world=8, distributedInfo=info)
+        found = streams(tmp_path)
+        asked = found.traces[1].operators[0].communication
+        assert asked is not None
+        assert (found.group(asked.group, 1), asked.nbytes) == (members, 8 * 4 * 4)
+
+
+@pytest.mark.parametrize(
+    ("events", "top", "what"),
+    [
+        (launched(1, 0, 5, 9, "ncclKernel_AllReduce"), {}, "rank 1: a kernel of NCCL does not say what it does"),
+        (
+            launched(1, 0, 5, 9, "ncclDevKernel", **{**reduces(8), "Process Group Ranks": "[...]"}),
+            {},
+            "whose ranks are not known",
+        ),
+        (EVENTS, {"distributedInfo": {"world_size": 2}}, "does not say which rank it is of"),
+        (EVENTS, {"distributedInfo": {"rank": 0, "world_size": 2}}, "is of rank 0 of 2, as another is"),
+        (EVENTS, {"distributedInfo": {"rank": 1, "world_size": 4}}, "is of 4 ranks, others of 2"),
+        ([], {}, "the trace has no operators"),
+    ],
+)
+def test_what_a_profile_must_say_is_named(tmp_path: Path, events: list[Any], top: dict[str, Any], what: str) -> None:
+    write(tmp_path, 0, EVENTS)
+    write(tmp_path, 1, events, **top)
+    with pytest.raises(TriosimError, match=what):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options", [{"parallel": "ddp=4"}, {"parallel": "pp=4", "micro_batches": 4, "schedule": "1f1b"}]
+)
+def test_a_step_that_was_profiled_takes_as_long_when_it_is_read(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = {"layers": 4, "gpu": "A100", **options}
+    result = triosim.simulate("gpt2", topology=SWITCH.format(100), timeline=True, **model)
+    result.save_kineto(str(tmp_path / "profiles"))
+    again = triosim.simulate(str(tmp_path / "profiles"), topology=SWITCH.format(100))
+    assert again.step_time_s == pytest.approx(result.step_time_s, rel=0.01)
+    slower = triosim.simulate("gpt2", topology=SWITCH.format(20), **model).step_time_s
+    assert triosim.simulate(str(tmp_path / "profiles"), topology=SWITCH.format(20)).step_time_s == pytest.approx(
+        slower, rel=0.01
+    )
+
+
+def test_profiles_of_all_ranks_are_converted_to_their_graphs(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    for rank in (0, 1):
+        write(tmp_path / "profiles", rank, EVENTS)
+    assert run(["convert", str(tmp_path / "profiles"), str(tmp_path / "graphs"), "--to", "chakra"]) == 0
+    ring = "ring(2, bandwidth=10 GB/s, latency=0)"
+    before = triosim.simulate(str(tmp_path / "profiles"), topology=ring).step_time_s
+    assert triosim.simulate(str(tmp_path / "graphs"), topology=ring).step_time_s == pytest.approx(before, abs=8e-9)

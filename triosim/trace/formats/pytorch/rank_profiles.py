@@ -1,0 +1,254 @@
+"""Profiles of the ranks of a distributed step as task streams: what each GPU ran, in the order in which its host launched it.
+
+The profiler (PyTorch 2.3 and later) says of a kernel of NCCL's which collective it is, of how many elements and in which
+group, and of a file which rank it is of. It does not say what waited for what. A kernel is taken to have waited for what ended
+last on another stream where it starts later than its own stream and its launch explain; and where the host lets a stream wait
+(``cudaStreamWaitEvent``), for the first communication that nothing has waited for and that was over when the next kernel began.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from triosim.errors import TraceError
+from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
+from triosim.trace.formats.pytorch.nccl_kernels import Transfer, transfer_of
+from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, last_step
+from triosim.trace.group_families import GroupFamilies
+from triosim.trace.task_streams import TaskStreams
+from triosim.trace.trace import Mark, Operator, Trace
+
+#: Microseconds by which a kernel starts after its launch, or after the one before it, at most if it waits for nothing.
+_LATE = 10.0
+#: Microseconds by which clocks may be off.
+_ROUNDING = 1.0
+_COMPUTE = "compute"
+
+
+def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
+    """Return the step of several ranks; ranks without a profile are taken to run what the last one before them runs.
+
+    Raises ``TraceError`` where a profile does not say what is needed, or two are of one rank.
+    """
+    by_rank: dict[int, Profile] = {}
+    world = 0
+    for path, profile in profiles:
+        rank, size = (profile.distributed.get(key) for key in ("rank", "world_size"))
+        if not isinstance(rank, int) or not isinstance(size, int) or not 0 <= rank < size:
+            what = "does not say which rank it is of ('distributedInfo')"
+            raise TraceError(what, where=str(path), fix="profile with torch.distributed, or keep one step a directory")
+        if rank in by_rank or world not in (0, size):
+            what = (
+                f"is of rank {rank} of {size}, as another is"
+                if rank in by_rank
+                else f"is of {size} ranks, others of {world}"
+            )
+            raise TraceError(what, where=str(path), fix="keep the profiles of one run a directory")
+        by_rank[rank], world = profile, size
+    families = GroupFamilies(world)
+    traces = {rank: _RankReader(rank, by_rank[rank], families, source).trace() for rank in sorted(by_rank)}
+    known = sorted(traces)
+    like = tuple(known[max(0, bisect.bisect_right(known, rank) - 1)] for rank in range(world))
+    return TaskStreams(traces, like, families.groups, source=str(source), complete=len(known) == world)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A stream of a rank: its work so far, with the ends, and the position of each in the trace."""
+
+    name: str
+    work: list[Work] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+
+class _RankReader:
+    """Writes the trace of one rank."""
+
+    def __init__(self, rank: int, profile: Profile, families: GroupFamilies, source: Path) -> None:
+        self._rank, self._profile, self._families, self._source = rank, profile, families, source
+        step = last_step(profile)
+        begin, end = (step.start, step.end) if step is not None else (float("-inf"), float("inf"))
+        work = [one for one in profile.work if begin <= _issued(one) <= end]
+        self._waits = sorted((one for one in profile.waits if begin <= one.start <= end), key=lambda one: one.start)
+        self._work = sorted(work, key=lambda one: (_issued(one), one.start))
+        self._names = {call.external: call.name for call in profile.calls if call.external is not None}
+        self._transfers = self._found_transfers()
+        self._streams = self._named_streams()
+        self._operators: list[Operator] = []
+        self._marks: list[Mark] = []
+        self._unawaited: list[tuple[float, int]] = []  # communication that nothing has waited for: its end, its number
+        self._host = begin if step is not None else min(map(_issued, self._work), default=0.0)
+
+    def trace(self) -> Trace:
+        """Return the trace. Raises ``TraceError`` where the GPU ran nothing."""
+        waits, pending = iter([*self._waits, None]), 0
+        wait = next(waits)
+        for work in self._work:
+            while wait is not None and wait.start < _issued(work):
+                pending += self._on_host(wait)
+                wait = next(waits)
+            transfer = self._transfers.get(id(work))
+            if transfer is None:
+                self._computed(work, pending)
+            else:
+                self._communicated(work, transfer)
+            pending = 0  # a wait before a transfer is that of its own stream for what it sends
+        marks = sorted(self._marks, key=lambda mark: mark.position)
+        model, gpu = f"rank {self._rank} of {self._profile.distributed['world_size']}", self._profile.gpu
+        software = self._profile.software
+        return Trace(
+            tuple(self._operators), 1, model, gpu, software=software, source=str(self._source), marks=tuple(marks)
+        )
+
+    def _on_host(self, wait: Span) -> int:
+        """Take a call that waits; return 1 where it lets a stream wait."""
+        if "WaitEvent" in wait.name:
+            return 1
+        if "Event" not in wait.name:
+            stream = None if "Device" in wait.name else _COMPUTE
+            self._marks.append(Mark(len(self._operators), "synchronize", stream))
+        self._host = wait.end  # while it waits, the host does nothing else
+        return 0
+
+    def _computed(self, work: Work, pending: int) -> None:
+        stream, position = self._streams[work.stream], len(self._operators)
+        ready = max(work.returned, stream.ends[-1] if stream.ends else 0.0)
+        if work.start > ready + _LATE:
+            self._wait_for_last(work, stream, ready)
+        for _ in range(pending):
+            over = next((one for one in self._unawaited if one[0] <= work.start + _ROUNDING), None)
+            if over is not None:
+                self._wait_work(stream, over)
+        seconds, host = (work.end - work.start) / MICROSECONDS, max(0.0, work.returned - self._host) / MICROSECONDS
+        self._host = max(self._host, work.returned)
+        name = self._names.get(work.external, work.name) if work.external is not None else work.name
+        host_seconds = host if work.thread is not None else None
+        self._operators.append(
+            Operator(
+                position,
+                name,
+                "forward",
+                "",
+                (),
+                (),
+                seconds,
+                host_seconds=host_seconds,
+                kernels=(work.name,),
+                stream=stream.name,
+            )
+        )
+        self._keep(stream, work, position)
+
+    def _communicated(self, work: Work, transfer: Transfer) -> None:
+        """Write a transfer; it waits for the tail of the stream that issued it, by what ended before it began."""
+        stream, position = self._streams[work.stream], len(self._operators)
+        tails = [one for one in self._streams.values() if one.work and not one.name.startswith("communication")]
+        tails.sort(key=lambda one: -one.work[-1].launched)
+        over = (one.name for one in tails if one.ends[-1] <= work.start + _ROUNDING)
+        issuer = next(over, f"{stream.name} alone")
+        for part in transfer.parts:
+            asked = part.as_communication(self._families, position, batched=len(transfer.parts) > 1)
+            number = len(self._operators)
+            self._operators.append(
+                Operator(
+                    number,
+                    asked.kind,
+                    "forward",
+                    "",
+                    (),
+                    (),
+                    0.0,
+                    kernels=(work.name,),
+                    stream=issuer,
+                    communication=asked,
+                )
+            )
+        self._host = max(self._host, work.returned)
+        self._unawaited.append((work.end, position))
+        self._keep(stream, work, position)
+
+    def _wait_for_last(self, work: Work, stream: _Stream, ready: float) -> None:
+        """Let a stream wait for what ended last elsewhere before a kernel that starts late."""
+        latest: tuple[float, _Stream, int] | None = None
+        for other in self._streams.values():
+            place = bisect.bisect_right(other.ends, work.start + _ROUNDING) - 1
+            if other is stream or place < 0 or other.ends[place] <= ready:
+                continue
+            if latest is None or other.ends[place] > latest[0]:
+                latest = other.ends[place], other, other.positions[place]
+        if latest is None:
+            return
+        end, other, position = latest
+        if self._operators[position].communication is not None:
+            self._wait_work(stream, (end, position))
+            return
+        self._marks.append(Mark(position + 1, "record", other.name, position))
+        self._marks.append(Mark(len(self._operators), "wait", stream.name, position))
+
+    def _wait_work(self, stream: _Stream, awaited: tuple[float, int]) -> None:
+        self._marks.append(Mark(len(self._operators), "wait_work", stream.name, awaited[1]))
+        if awaited in self._unawaited:
+            self._unawaited.remove(awaited)
+
+    def _keep(self, stream: _Stream, work: Work, position: int) -> None:
+        stream.work.append(work)
+        stream.ends.append(max(work.end, stream.ends[-1] if stream.ends else 0.0))
+        stream.positions.append(position)
+
+    def _found_transfers(self) -> dict[int, Transfer]:
+        """Return what each kernel of NCCL's carries, by its identity."""
+        found: dict[int, Transfer] = {}
+        calls = sorted(
+            (one for one in self._profile.calls if one.name == "record_param_comms"), key=lambda one: one.start
+        )
+        starts = [one.start for one in calls]
+        groups = _stated_groups(self._profile.distributed)
+        before = float("-inf")
+        for work in self._work:
+            if "nccl" not in work.name.lower():
+                continue
+            since, until = bisect.bisect_right(starts, before), bisect.bisect_right(starts, work.returned)
+            beside = [one.arguments for one in calls[since:until]]
+            found[id(work)] = transfer_of(
+                work.arguments, beside, groups, self._rank, f"{self._source}: rank {self._rank}"
+            )
+            before = work.returned
+        return found
+
+    def _named_streams(self) -> dict[int, _Stream]:
+        """Return the streams: the one that computes longest is the device's current one."""
+        spent: dict[int, float] = {}
+        for work in self._work:
+            spent[work.stream] = spent.get(work.stream, 0.0) + (
+                0.0 if id(work) in self._transfers else work.end - work.start
+            )
+        carrying = {work.stream for work in self._work if id(work) in self._transfers}
+        main = max(spent, key=lambda number: spent[number], default=0)
+        return {number: _Stream(_name(number, main, carrying)) for number in spent}
+
+
+def _issued(work: Work) -> float:
+    """Return when the host launched something; of a launch that is not in the file, when it ran."""
+    return work.start if work.thread is None else work.launched
+
+
+def _name(number: int, main: int, carrying: set[int]) -> str:
+    if number == main:
+        return _COMPUTE
+    return f"communication {number}" if number in carrying else f"stream {number}"
+
+
+def _stated_groups(distributed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each group by its name, as the top of a profile states them."""
+    return dict(_groups(distributed.get("pg_config")))
+
+
+def _groups(rows: object) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and isinstance(row.get("ranks"), list):
+            yield str(row.get("pg_name")), tuple(int(rank) for rank in row["ranks"])

@@ -1,0 +1,52 @@
+"""Steps written as PyTorch's profiler would have recorded them on every rank, and read again: on the same network, and on one
+five times as slow, where only what waited for communication may take longer.
+
+The profiles are our own (``Result.save_kineto``): those of a cluster have stragglers and clocks of their own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triosim
+from validation.report import Row, relative
+
+_SWITCH = "switch(4, bandwidth={} GB/s, latency=1 us)"
+_PROFILED, _SLOW = 100, 20
+_CLAIMED = {_PROFILED: 0.025, _SLOW: 0.06}
+#: The options of each step.
+STEPS: tuple[dict[str, Any], ...] = (
+    {"parallel": "ddp=4"},
+    {"parallel": "zero1=4"},
+    {"parallel": "fsdp=4"},
+    {"parallel": "tp=4", "tp_style": "megatron"},
+    {"parallel": "tp=4", "tp_style": "megatron", "sequence_parallel": True},
+    {"parallel": "pp=4", "micro_batches": 8, "schedule": "1f1b"},
+    {"parallel": "dp=2,pp=2", "micro_batches": 4},
+    {"parallel": "dp=2,tp=2"},
+)
+
+
+def rows() -> list[Row]:
+    found = []
+    for options in STEPS:
+        label = ", ".join(str(value) for value in options.values())
+        for (bandwidth, claimed), off in zip(_CLAIMED.items(), errors(options), strict=True):
+            found.append(Row(f"gpt2, {label}: step time at {bandwidth} GB/s", "profiles read again", 1, off, claimed))
+    return found
+
+
+def errors(options: dict[str, Any]) -> list[float]:
+    """Return by how much the step of the profiles of one network differs from the step itself, there and on a slow one."""
+    model = {"layers": 4, "gpu": "A100", **options}
+    with tempfile.TemporaryDirectory() as place:
+        profiles = str(Path(place) / "profiles")
+        triosim.simulate("gpt2", topology=_SWITCH.format(_PROFILED), timeline=True, **model).save_kineto(profiles)
+        found = []
+        for bandwidth in (_PROFILED, _SLOW):
+            step = triosim.simulate("gpt2", topology=_SWITCH.format(bandwidth), **model).step_time_s
+            again = triosim.simulate(profiles, topology=_SWITCH.format(bandwidth)).step_time_s
+            found.append(relative(again, step))
+    return found
