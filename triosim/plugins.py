@@ -88,6 +88,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "kineto": "triosim.reports.kineto.report:Kineto",
         "plot": "triosim.reports.pictures.plot:Plot",
         "page": "triosim.reports.page.report:Page",
+        "comparison-page": "triosim.reports.page.comparison:ComparisonPage",
         "link-plot": "triosim.reports.pictures.link_plot:LinkPlot",
         "comparison-text": "triosim.reports.terminal.comparison_table:ComparisonText",
         "comparison-html": "triosim.reports.terminal.comparison_table:ComparisonHtml",

@@ -116,8 +116,9 @@ def test_the_page_is_one_file_with_the_figures_of_the_result(result: Result, tmp
     assert "triosim simulate" in text
     values = values_of(page)
     assert values["step_time_s"] == result.step_time_s
-    for row in values["parts"]:
-        assert sum(row["parts"].values()) == pytest.approx(result.step_time_s)
+    (parts,) = [bars for bars in values["bars"] if bars["anchor"] == "parts"]
+    for row in parts["rows"]:
+        assert sum(row["values"]) == pytest.approx(result.step_time_s)
     for note in result.notes:
         assert note.split(";")[0].split("'")[0] in text
 
@@ -168,3 +169,40 @@ def test_what_cannot_be_written_is_said_before_the_run(
     save_trace(mlp(), trace)
     assert cli.run(["simulate", str(trace), *options]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_comparison_has_a_page_with_the_figures_of_its_table(tmp_path: Path) -> None:
+    trace, page = tmp_path / "mlp.json", tmp_path / "compared.html"
+    save_trace(mlp(), trace)
+    assert (
+        cli.run(["compare", str(trace), "-n", "2", "-t", "ring(2, bandwidth=1 MB/s)", "-q", "--report", str(page)]) == 0
+    )
+    compared = triosim.compare(trace, 2, topology="ring(2, bandwidth=1 MB/s)")
+    steps, rates = values_of(page)["bars"]
+    assert [sum(row["values"]) for row in steps["rows"]] == pytest.approx(
+        [run.result.step_time_s for run in compared.runs if run.result], rel=1e-6
+    )
+    assert [row["values"] for row in rates["rows"]] == [[run.throughput] for run in compared.runs if run.result]
+
+
+def test_the_memory_of_many_gpus_has_a_page(tmp_path: Path) -> None:
+    trace, page = tmp_path / "mlp.json", tmp_path / "memory.html"
+    save_trace(mlp(), trace)
+    options = ["-p", "pp=2", "--micro-batches", "2", "-q", "--report", str(page)]
+    assert cli.run(["memory", str(trace), *options]) == 0
+    (peaks,) = values_of(page)["bars"]
+    result = triosim.simulate(trace, "pp=2", gpus=2, micro_batches=2, topology="ring(2, bandwidth=1 GB/s)")
+    assert sorted(sum(row["values"]) * 2**30 for row in peaks["rows"]) == pytest.approx(
+        sorted(row.peak_bytes for row in result.data.memory)
+    )
+
+
+def test_a_search_has_a_page_of_its_answer(tmp_path: Path) -> None:
+    trace, page, answer = tmp_path / "mlp.json", tmp_path / "search.html", tmp_path / "search.json"
+    save_trace(mlp(), trace)
+    run = ["search", str(trace), "-n", "4", "-t", RING, "--global-batch-size", "8", "--vary", "parallel=ddp,fsdp"]
+    assert cli.run([*run, "--jobs", "1", "-q", "--report", str(page), "-o", str(answer)]) == 0
+    found = json.loads(answer.read_text(encoding="utf-8"))
+    (steps,) = values_of(page)["bars"]
+    assert [sum(row["values"]) for row in steps["rows"]] == pytest.approx([row["step_time_s"] for row in found["top"]])
+    assert found["best"]["command"] in page.read_text(encoding="utf-8").replace("&#x27;", "'").replace("&quot;", '"')

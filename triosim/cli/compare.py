@@ -23,12 +23,15 @@ workload = LaterModule("chakra.workload")
 graphs = LaterModule("comparison.graphs")
 graph_tables = LaterModule("reports.terminal.graph_comparison_table")
 
+#: The reports that have an option of their own, by that option.
+_REPORTS = {"plot": "comparison-plot", "report": "comparison-page"}
+
 GPUS = replace(COMMON["gpus"], help="The number of GPUs.")
 # fmt: off
 TOPOLOGIES = Option("topology", "object", metavar="NAME", short="-t", panel=SYSTEM, repeatable=True, help=
     f"{COMMON['topology'].help} With Chakra graphs also a folder with ASTRA-sim's files; repeatable, for each system.")
 # fmt: on
-OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, TOPOLOGIES, o.PLOT, o.WRITE, o.FORMAT, o.QUIET, *by_rules.OPTIONS)
+OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, TOPOLOGIES, o.PLOT, o.REPORT, o.WRITE, o.FORMAT, o.QUIET, *by_rules.OPTIONS)
 RUN = [option for option in o.of_run("compare") if option.name != TOPOLOGIES.name]
 
 
@@ -66,8 +69,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
     run = configured("compare", trace, {**given, "topology": next(iter(systems), None)}, OPTIONS)
     if run.config.gpus is None:
         raise OptionError("Missing option '--gpus' / '-n'", fix="see 'triosim compare --help'")
-    plot = [] if given["plot"] is None else [("comparison-plot", given["plot"])]
-    run, written = with_reports(run, [*named_reports(given["write"]), *plot], subject="comparison")
+    named = [(report, given[option]) for option, report in _REPORTS.items() if given[option] is not None]
+    run, written = with_reports(run, [*named_reports(given["write"]), *named], subject="comparison")
     with Progress(shown=not given["quiet"]) as progress:
         comparison = strategies.compare_config(
             run.subject,
@@ -87,7 +90,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
 
 def _compare_graphs(prefix: str, systems: list[str], given: Mapping[str, Any]) -> None:
     """Compare graphs on several systems."""
-    for name in ("plot", "write", "save_config", "gpus"):
+    for name in ("plot", "report", "write", "save_config", "gpus"):
         if given[name]:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError("has no effect on Chakra graphs", where=flag, fix="leave it out")

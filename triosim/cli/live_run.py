@@ -20,6 +20,7 @@ from triosim.output_files import check_outputs
 
 live = LaterModule("live.scripts")
 launchers = LaterModule("live.launchers")
+document = LaterModule("reports.page.document")
 tables = LaterModule("reports.terminal.result_tables")
 
 RANKS = "Ranks"
@@ -67,6 +68,7 @@ OPTIONS = (
     Option("patience", "time", "600 s", metavar="TIME", panel=GENERAL, help=
         "How long a rank may launch nothing, in real time, before its script counts as hanging."),
     Option("output", metavar="FILE", short="-o", panel=OUTPUT, help="Write the whole result as JSON."),
+    o.REPORT,
     replace(o.QUIET, help="Print no tables: the script's output alone."),
 )
 SYSTEM_OPTIONS = tuple(
@@ -97,7 +99,9 @@ def command(
     As a launcher would start it:
     [cyan]triosim run --gpu H100 -- torchrun --nproc-per-node 8 --nnodes 8 train.py[/]
     """
-    check_outputs(given["output"])
+    check_outputs(given["output"], given["report"])
+    if given["report"] is not None:
+        document.check_page(given["report"])
     launch = launchers.launch_of(script or [])
     if given["world"] is not None and launch.world not in (None, given["world"]):
         raise OptionError(
@@ -124,6 +128,8 @@ def command(
     if result is not None:
         if given["output"] is not None:
             result.save(given["output"])
+        if given["report"] is not None:
+            result.save_report(given["report"])
         if not given["quiet"]:
             show_on_terminal(tables.render(result.data, result.title))
     if not given["quiet"] and not status:

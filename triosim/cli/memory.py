@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from triosim.memory import MemoryReport
+    from triosim.memory.world_memory import WorldMemory
 
 memory = LaterModule("memory")
 settings = LaterModule("memory.allocator.settings")
@@ -30,6 +31,8 @@ rank_memory = LaterModule("pipeline.rank_memory")
 reading = LaterModule("pipeline.reading")
 pictures = LaterModule("reports.pictures.plot")
 memory_plot = LaterModule("reports.pictures.memory_plot")
+memory_page = LaterModule("reports.page.memory")
+document = LaterModule("reports.page.document")
 memory_table = LaterModule("reports.terminal.memory_table")
 tables = LaterModule("reports.terminal.tables")
 snapshots = LaterModule("memory.snapshot")
@@ -58,6 +61,7 @@ OPTIONS = (
     Option("rank", "whole", least=0, metavar="N", panel=OUTPUT, help="The rank to show. By default the one that needs most."),
     Option("depth", "whole", metavar="N", panel=OUTPUT, help="The number of parts of a module's path to show."),
     o.PLOT,
+    o.REPORT,
     Option("snapshot", metavar="FILE", panel=OUTPUT, help="A snapshot that pytorch.org/memory_viz opens (.pickle)."),
     o.FORMAT,
     o.QUIET,
@@ -67,13 +71,18 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """The memory of a step as it is shown: the report of one ``rank`` (None where there is but one), and tables of all."""
+    """The memory of a step as it is shown: the report of one ``rank`` (None where there is but one), and tables of all.
+
+    ``world`` is the memory of all ranks, where the step was extrapolated to many.
+    """
 
     report: MemoryReport
     rank: int | None
     fits: bool
     to_json: Callable[[], str]
     tables: list[RenderableType]
+    world: WorldMemory | None = None
+    notes: tuple[str, ...] = ()
 
 
 @o.takes(*OPTIONS, run=o.of_run("memory"))
@@ -91,7 +100,9 @@ def command(trace: TracePath = None, **given: Any) -> None:
     """
     run = configured("memory", trace, given, OPTIONS)
     plot, snapshot = given["plot"], given["snapshot"]
-    run.check_outputs(plot, snapshot)
+    run.check_outputs(plot, snapshot, given["report"])
+    if given["report"] is not None:
+        document.check_page(given["report"])
     if plot is not None:
         pictures.check_plot(plot)
     if snapshot is not None:
@@ -101,6 +112,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
     view = (_of_many if _is_planned(run) else _of_one)(run, given["rank"], gpu_memory)
     if plot is not None:
         memory_plot.write_memory_plot(view.report, plot, view.rank)
+    if given["report"] is not None:
+        memory_page.write_memory_page(view.report, given["report"], view.rank, view.world, view.notes)
     if snapshot is not None:
         snapshots.write_snapshot(view.report.usage.lifetimes, view.report.attempt, snapshot)
     run.save()
@@ -127,7 +140,7 @@ def _of_many(run: ConfiguredRun, rank: int | None, gpu_memory: Mapping[str, Any]
     report = world.report(shown, **gpu_memory)
     fits = report.fits and world.fullest.peak_bytes <= report.capacity - report.context
     to_json = partial(memory_json.world_as_json, world, report, shown, notes)
-    return MemoryView(report, shown, fits, to_json, [memory_table.render_world(world, report, notes)])
+    return MemoryView(report, shown, fits, to_json, [memory_table.render_world(world, report, notes)], world, notes)
 
 
 def _of_one(run: ConfiguredRun, rank: int | None, gpu_memory: Mapping[str, Any]) -> MemoryView:

@@ -73,6 +73,8 @@ CONFIG = Option("config", metavar="FILE", panel=GENERAL, help=
 SAVE_CONFIG = Option("save_config", metavar="FILE", panel=GENERAL, help=
     "Write the options of this run for --config (.yaml, .yml or .json).")
 PLOT = Option("plot", metavar="FILE", panel=OUTPUT, help="A picture (png, svg, pdf).")
+REPORT = Option("report", metavar="FILE", panel=OUTPUT, help=
+    "A page (.html) for people who were not at the terminal; it opens without a network.")
 WRITE = Option("write", "object", metavar="REPORT=FILE", panel=OUTPUT, repeatable=True, help=
     "A report by name, or a plug-in's (file.py:Class), to a file. Its options are given by --option. Repeatable.")
 FORMAT = Option("format", "choice", "table", choices=("table", "json"), metavar="FORM", panel=OUTPUT, help=

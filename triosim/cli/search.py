@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from triosim.configuration_search.exact import Searched, Tell
     from triosim.configuration_search.outcome import Outcome
 
+document = LaterModule("reports.page.document")
+pages = LaterModule("configuration_search.answer.page")
 pictures = LaterModule("configuration_search.answer.picture")
 plots = LaterModule("reports.pictures.plot")
 report = LaterModule("configuration_search.answer.report")
@@ -44,6 +46,7 @@ OPTIONS = (
     Option("output", metavar="FILE", panel=OUTPUT, short="-o", help="Write the answer as JSON."),
     Option("commands", "flag", False, panel=OUTPUT, help="Show the command of every point that is shown."),
     Option("plot", metavar="FILE", panel=OUTPUT, help="Draw the best points' steps, and every point's time and memory."),
+    o.REPORT,
     o.FORMAT,
     o.QUIET,
 )
@@ -68,13 +71,15 @@ def command(trace: TracePath = None, **given: Any) -> None:
     objectives = searches.objectives_of(options)
     if given["plot"] is not None:
         plots.check_plot(given["plot"])
+    if given["report"] is not None:
+        document.check_page(given["report"])
     if given["show"] is not None:
         _answer(searches.search_of_study(given["show"], objectives), given)
         return
     options, fixed = _several(options, given)
     names = [option for option in OPTIONS if option.name not in ("gpus", "gpu")]
     run = configured("simulate", trace or options.script, {**fixed, "save_config": None}, names, shown="search")
-    run.check_outputs(given["output"], options.study, given["plot"])
+    run.check_outputs(given["output"], options.study, given["plot"], given["report"])
     subject = trace if options.script is not None else run.subject
     with searches.declared_space(subject, run.config, searches.declaration_of(options), options) as space:
         validity = rules.validity_of(space)
@@ -99,6 +104,8 @@ def _answer(found: Searched, given: Mapping[str, Any]) -> None:
     """Write, draw and show the answer."""
     if given["plot"] is not None:
         pictures.write_picture(found, given["plot"])
+    if given["report"] is not None:
+        pages.write_search_page(found, given["report"])
     if given["output"] is not None:
         with writing_text(given["output"]) as file:
             file.write(report.as_json(found))

@@ -49,8 +49,7 @@ OPTIONS = (
     o.PLOT,
     Option("link_plot", metavar="FILE", panel=OUTPUT, help=
         "A heat map of the links: on the topology, and over time (png, svg, pdf)."),
-    Option("report", metavar="FILE", panel=OUTPUT, help=
-        "A page (.html) for people who were not there: where the time goes, a timeline to zoom and search, memory, links."),
+    o.REPORT,
     Option("record", "flag", False, panel=OUTPUT, help=
         "Keep the timeline, the links' loads and the memory over time in --output, for 'triosim report'."),
     o.WRITE,

@@ -18,7 +18,7 @@ from triosim.results.values import RankTimes
 #: How many of the best points are drawn as bars.
 _BEST = 10
 
-_COLOURS = {"simulated": "#4477AA", "excluded, at its bound": "#CCCCCC", "none better in all objectives": "#EE6677"}
+COLOURS = {"simulated": "#4477AA", "excluded, at its bound": "#CCCCCC", "none better in all objectives": "#EE6677"}
 
 
 def write_picture(found: Searched, path: PathLike) -> None:
@@ -64,22 +64,28 @@ def _wrapped(text: str, width: int = 44) -> str:
     return "\n".join(lines)
 
 
-def _points(axes: Any, found: Searched) -> None:
-    """Draw step time and memory of every point that fits."""
+def timed_points(found: Searched) -> dict[str, list[tuple[Outcome, Figures]]]:
+    """Return the points that fit with their figures, or with their bounds, by what became of them."""
     fitting = [(one, one.figures or one.at_bound) for one in found.outcomes.values() if one.memory is not None]
     timed = [(one, figures) for one, figures in fitting if figures is not None]
     front = {one.key for one in found.objectives.front(found.ranked)} if len(found.objectives.all) > 1 else set()
-    groups = {
+    return {
         "excluded, at its bound": [pair for pair in timed if pair[0].figures is None],
         "simulated": [pair for pair in timed if pair[0].figures is not None],
         "none better in all objectives": [pair for pair in timed if pair[0].key in front],
     }
-    unit, scale = unit_of(max((figures.step_time_s for _, figures in timed), default=1.0))
+
+
+def _points(axes: Any, found: Searched) -> None:
+    """Draw step time and memory of every point that fits."""
+    groups = timed_points(found)
+    every = [figures.step_time_s for pairs in groups.values() for _, figures in pairs]
+    unit, scale = unit_of(max(every, default=1.0))
     for kind, pairs in groups.items():
         times = [figures.step_time_s * scale for _, figures in pairs]
         memory = [one.memory.peak_bytes / 2**30 for one, _ in pairs if one.memory is not None]
-        axes.scatter(times, memory, s=14, color=_COLOURS[kind], linewidth=0, zorder=3)
+        axes.scatter(times, memory, s=14, color=COLOURS[kind], linewidth=0, zorder=3)
     axes.set_xlabel(f"step time ({unit})")
     axes.set_ylabel("memory of the fullest GPU (GiB)")
     bare(axes)
-    legend(axes, {kind: _COLOURS[kind] for kind, pairs in groups.items() if pairs}, columns=2)
+    legend(axes, {kind: COLOURS[kind] for kind, pairs in groups.items() if pairs}, columns=2)

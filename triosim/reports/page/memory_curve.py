@@ -5,19 +5,24 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
+from triosim.memory import MemoryReport
 from triosim.memory.world_memory import WorldMemory
 from triosim.units import format_ranks
 
 MOST_POINTS = 1500
 
 
-def memory_curve(memory: WorldMemory) -> dict[str, Any]:
-    """Return the live bytes of the fullest rank after each allocation and free; of many, those that stand highest.
-
-    ``times`` are the seconds of its operators, one after the other, at which they happen.
-    """
+def curve_of_fullest(memory: WorldMemory) -> dict[str, Any]:
+    """Return the memory of the fullest rank over its step."""
     fullest = memory.fullest
-    report = memory.report(fullest.rank)
+    return memory_curve(memory.report(fullest.rank), format_ranks(fullest.ranks))
+
+
+def memory_curve(report: MemoryReport, ranks: str) -> dict[str, Any]:
+    """Return the live bytes of some equal ranks after each allocation and free; of many, those that stand highest.
+
+    ``times`` are the seconds of the operators, one after the other, at which they happen.
+    """
     begins, now = [0.0], 0.0
     for operator in report.trace.operators:
         begins.append(now)
@@ -33,12 +38,12 @@ def memory_curve(memory: WorldMemory) -> dict[str, Any]:
     part = max(1, -(-len(every) // MOST_POINTS))
     kept = [max(every[start : start + part], key=lambda index: total[index]) for start in range(0, len(every), part)]
     return {
-        "ranks": format_ranks(fullest.ranks),
+        "ranks": ranks,
         "times": [moments[index] for index in kept],
         "categories": {
             name.replace("_", " "): [int(value) for value in live[kept, column]]
             for column, name in enumerate(report.usage.categories)
             if live[:, column].any()
         },
-        "peak_bytes": int(fullest.peak_bytes),
+        "peak_bytes": int(report.peak_live),
     }

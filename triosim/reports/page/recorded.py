@@ -10,7 +10,7 @@ from typing import Any
 
 from triosim.networks.extensions import LinkRecorder
 from triosim.reports.page.link_slots import link_slots
-from triosim.reports.page.memory_curve import memory_curve
+from triosim.reports.page.memory_curve import curve_of_fullest
 from triosim.reports.page.timeline_slices import timeline_slices
 from triosim.results.result import Result
 
@@ -23,7 +23,7 @@ def recorded(result: Result) -> dict[str, Any]:
     return {
         "timeline": timeline_slices(recording) if has_handles and recording is not None else None,
         "link_loads": link_slots(result) if has_links else None,
-        "memory_curve": memory_curve(result.memory) if result.memory is not None else None,
+        "memory_curve": curve_of_fullest(result.memory) if result.memory is not None else None,
     }
 
 

@@ -1,40 +1,24 @@
-"""The sections of the page: headings, sentences and tables in HTML, with places for the charts."""
+"""The sections of a result's page: headings, sentences and tables in HTML, with places for the charts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from triosim.config import RunConfig
 from triosim.config.commands import simulate_command
-from triosim.errors import TriosimError, printable
-from triosim.reports.files.html import html_table
+from triosim.errors import TriosimError
+from triosim.reports.page.document import Section, chart, details, listed, table, text
 from triosim.results.memory_rows import GIB
 from triosim.results.result import Result
 from triosim.results.values import ResultData, mean_of_ranks
 from triosim.units import format_bytes, format_rate, format_time
 
-MOST_ROWS = 30
-
-
-class Section(NamedTuple):
-    """A section of the page: its anchor, its heading and what stands below it."""
-
-    anchor: str
-    heading: str
-    body: str
-
-
-def text(value: object) -> str:
-    """Return a value as HTML text."""
-    return escape(printable(str(value)))
-
 
 def sections(result: Result, page: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the sections that the result has something for; ``page`` are the values that the charts are drawn from."""
     data = result.data
-    yield Section("time", "Where the time goes", _chart("parts", "The parts of a step by GPU") + _ranks(data))
+    yield Section("time", "Where the time goes", chart("parts", "The parts of a step by GPU") + _ranks(data))
     yield Section("when", "Timeline", _timeline(page))
     if data.memory:
         yield Section("memory", "Memory", _memory(data, page))
@@ -42,10 +26,10 @@ def sections(result: Result, page: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("links", "Links", _links(data, page))
     if data.layers:
         yield Section(
-            "layers", "Layers", _chart("layer-bars", "The slowest layers") + _details("All figures", _layers(data))
+            "layers", "Layers", chart("layer-bars", "The slowest layers") + details("All figures", _layers(data))
         )
     if data.what_if:
-        yield Section("what-if", "What if a part were faster?", _chart("what-if-bars", "Steps of faster systems"))
+        yield Section("what-if", "What if a part were faster?", chart("what-if-bars", "Steps of faster systems"))
     yield Section("trust", "How sure it is", _trust(data))
     yield Section("assumptions", "Assumptions and notes", _notes(data))
     yield Section("again", "The command that makes it again", f"<pre>{text(_command(result))}</pre>")
@@ -76,18 +60,6 @@ def _interval(bounds: tuple[float, float]) -> str:
     return f" ({format_time(low)} to {format_time(high)} is the 90% interval)"
 
 
-def _chart(anchor: str, label: str) -> str:
-    return f'<div class="chart" id="{anchor}" role="img" aria-label="{escape(label)}"></div>'
-
-
-def _details(summary: str, body: str) -> str:
-    return f'<details><summary>{summary}</summary><div class="scroll">{body}</div></details>' if body else ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return html_table(head, [[printable(cell) for cell in row] for row in rows], MOST_ROWS)
-
-
 def _ranks(data: ResultData) -> str:
     columns: Mapping[str, Callable[[Any], float]] = {
         "compute": lambda rank: rank.compute_s,
@@ -97,7 +69,7 @@ def _ranks(data: ResultData) -> str:
         "waiting": lambda rank: rank.waiting_s,
     }
     rows = [[str(rank.rank), *(format_time(figure(rank)) for figure in columns.values())] for rank in data.ranks]
-    return _details("All GPUs", _table(["GPU", *columns], rows))
+    return details("All GPUs", table(["GPU", *columns], rows))
 
 
 def _timeline(page: Mapping[str, Any]) -> str:
@@ -138,37 +110,37 @@ def _memory(data: ResultData, page: Mapping[str, Any]) -> str:
     head = ["GPUs", "peak", *(name.replace("_", " ") for name in columns), "at the peak in"]
     curve = page["memory_curve"]
     drawn = (
-        _chart("memory-curve", "Memory over time by category")
+        chart("memory-curve", "Memory over time by category")
         if curve
         else "<p>This result holds no memory over time.</p>"
     )
-    return drawn + _details("The peak of each GPU", _table(head, rows))
+    return drawn + details("The peak of each GPU", table(head, rows))
 
 
 def _links(data: ResultData, page: Mapping[str, Any]) -> str:
     found = page["link_loads"]
     busiest = sorted(data.links, key=lambda link: -link.utilisation)
-    table = _table(
+    rows = table(
         ["link", "bytes a step", "utilisation"],
         [[link.name, format_bytes(link.bytes), f"{link.utilisation:.1%}"] for link in busiest],
     )
     if not found:
-        return "<p>This result holds no loads of links over time.</p>" + _details("The busiest links", table)
+        return "<p>This result holds no loads of links over time.</p>" + details("The busiest links", rows)
     drawing = ""
     if found["drawing"]:
         captions = "".join(f"<p class='hint'>{text(caption)}</p>" for caption in found["drawing"]["captions"])
         drawing = (
             '<div class="bar"><label for="link-time">Time</label><input type="range" id="link-time" min="0" value="0">'
             '<output id="link-when" for="link-time">over the whole run</output></div>'
-            f"{_chart('link-graph', 'Links over the topology')}{captions}"
+            f"{chart('link-graph', 'Links over the topology')}{captions}"
         )
-    raster = _chart("link-raster", "The busiest links over time")
-    return f"{drawing}{raster}{_details('The busiest links', table)}"
+    raster = chart("link-raster", "The busiest links over time")
+    return f"{drawing}{raster}{details('The busiest links', rows)}"
 
 
 def _layers(data: ResultData) -> str:
     rows = sorted(data.layers, key=lambda row: -row.total_s)
-    return _table(
+    return table(
         ["layer", "forward", "backward", "optimizer", "total"],
         [[row.layer, *map(format_time, (row.forward_s, row.backward_s, row.optimizer_s, row.total_s))] for row in rows],
     )
@@ -182,14 +154,13 @@ def _trust(data: ResultData) -> str:
     intro = f"<p>Nine of ten measured steps are expected between {format_time(low)} and {format_time(high)}.</p>"
     return (
         intro
-        + f'<div class="scroll">{_table(["what it comes from", "share", "error", "what would narrow it"], rows)}</div>'
+        + f'<div class="scroll">{table(["what it comes from", "share", "error", "what would narrow it"], rows)}</div>'
     )
 
 
 def _notes(data: ResultData) -> str:
-    notes = "".join(f"<li>{text(note)}</li>" for note in data.notes)
     versions = ", ".join(f"{name} {version}" for name, version in data.inputs.get("versions", {}).items())
-    return f"<ul>{notes}</ul><p class='hint'>{text(versions)}</p>"
+    return f"{listed(data.notes)}<p class='hint'>{text(versions)}</p>"
 
 
 def _command(result: Result) -> str:

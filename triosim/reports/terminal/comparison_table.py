@@ -37,21 +37,22 @@ class ComparisonHtml(HtmlReport):
 
     def text(self, comparison: Comparison) -> str:
         """Return the page's body."""
-        paragraphs = [*_reasons(comparison), _legend(comparison), *(f"note: {note}" for note in _notes(comparison))]
-        rows = html_table(_columns(comparison), list(_rows(comparison)))
-        return f"<h4>{escape(comparison.title)}</h4>{rows}{''.join(f'<p>{escape(text)}</p>' for text in paragraphs)}"
+        paragraphs = [*reasons(comparison), legend(comparison), *(f"note: {note}" for note in notes(comparison))]
+        shown = html_table(columns(comparison), list(rows(comparison)))
+        return f"<h4>{escape(comparison.title)}</h4>{shown}{''.join(f'<p>{escape(text)}</p>' for text in paragraphs)}"
 
 
 def render(comparison: Comparison) -> RenderableType:
     """Return a comparison as something that rich can show."""
-    made = table(comparison.title, *_columns(comparison), rows=_rows(comparison))
+    made = table(comparison.title, *columns(comparison), rows=rows(comparison))
     made.columns[0].no_wrap = True
-    reasons = (Text(reason, style="dim") for reason in _reasons(comparison))
-    notes = (Text(f"note: {note}", style="yellow") for note in _notes(comparison))
-    return Group(made, *reasons, Text(_legend(comparison), style="dim"), *notes)
+    why = (Text(reason, style="dim") for reason in reasons(comparison))
+    said = (Text(f"note: {note}", style="yellow") for note in notes(comparison))
+    return Group(made, *why, Text(legend(comparison), style="dim"), *said)
 
 
-def _columns(comparison: Comparison) -> list[str]:
+def columns(comparison: Comparison) -> list[str]:
+    """Return the heads of the columns."""
     step = ["median", "5%", "95%"] if _is_drawn(comparison) else ["step", "comp.", "exp.", "idle"]
     found = ["strategy", "batch", *step, "GiB", "samples/s", "gain"]
     return [*found, "cost" if _is_priced(comparison) else "eff."]
@@ -74,7 +75,8 @@ def _step(data: ResultData) -> list[str]:
     return [format_time(data.step_time_s), *(percent(part, data.step_time_s) for part in parts)]
 
 
-def _rows(comparison: Comparison) -> Iterator[list[str]]:
+def rows(comparison: Comparison) -> Iterator[list[str]]:
+    """Yield the row of each strategy that can run."""
     priced = _is_priced(comparison)
     for run in comparison.runs:
         if run.result is None:
@@ -96,23 +98,26 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
         yield found
 
 
-def _reasons(comparison: Comparison) -> Iterator[str]:
+def reasons(comparison: Comparison) -> Iterator[str]:
+    """Yield why the others cannot."""
     return (f"{run.label} cannot run: {run.reason}" for run in comparison.runs if run.result is None)
 
 
-def _legend(comparison: Comparison) -> str:
-    legend = "comp., exp., idle: compute, exposed communication with waiting, and idle time, mean over the GPUs"
+def legend(comparison: Comparison) -> str:
+    """Return what the columns mean."""
+    said = "comp., exp., idle: compute, exposed communication with waiting, and idle time, mean over the GPUs"
     if _is_drawn(comparison):
-        legend = "median, 5%, 95%: quantiles of the step time over all draws"
-    legend += "; GiB: tensors of the GPU that holds most; gain: speed-up over one GPU"
+        said = "median, 5%, 95%: quantiles of the step time over all draws"
+    said += "; GiB: tensors of the GPU that holds most; gain: speed-up over one GPU"
     if _is_priced(comparison):
-        legend += "; cost: of a million tokens (or samples)"
+        said += "; cost: of a million tokens (or samples)"
     if any("M=" in run.label for run in comparison.runs):
-        legend += "; M: micro-batches"
-    return legend
+        said += "; M: micro-batches"
+    return said
 
 
-def _notes(comparison: Comparison) -> list[str]:
+def notes(comparison: Comparison) -> list[str]:
+    """Return the notes of all strategies, those that differ in a number as one."""
     return merged(dict.fromkeys(note for run in comparison.runs if run.result for note in run.result.notes))
 
 

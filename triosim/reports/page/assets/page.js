@@ -47,23 +47,6 @@ addEventListener("resize", () => charts.forEach((made) => made.chart.resize()));
 const base = () => ({ backgroundColor: "transparent", animation: false, textStyle: { fontFamily: "system-ui, sans-serif" },
   aria: { enabled: true } });
 
-// ---- where the time goes -------------------------------------------------------------------------------------------
-
-const PART_COLOURS = { compute: "#4477AA", "exposed communication": "#EE6677", "exposed communication or waiting": "#EE6677",
-  "waiting for a partner": "#F7C3CA", idle: "#BBBBBB" };
-
-function drawParts(chart) {
-  const rows = data.parts;
-  chart.setOption({ ...base(),
-    tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, valueFormatter: seconds, confine: true },
-    legend: { top: 0, left: 0 }, grid: { left: roomOf(rows.map((row) => row.label)), right: 24, top: 32, bottom: 24 },
-    xAxis: { type: "value", axisLabel: { formatter: seconds } },
-    yAxis: { type: "category", inverse: true, data: rows.map((row) => row.label) },
-    series: Object.keys(rows[0].parts).map((name) => ({ type: "bar", stack: "step", name, barMaxWidth: 26,
-      itemStyle: { color: PART_COLOURS[name] }, data: rows.map((row) => row.parts[name]) })),
-  });
-}
-
 // ---- the timeline --------------------------------------------------------------------------------------------------
 
 const KINDS = { forward: "#4477AA", backward: "#66CCEE", optimizer: "#228833", communication: "#EE6677", waiting: "#F7C3CA",
@@ -364,24 +347,39 @@ class Links {
   }
 }
 
-// ---- layers and what-if --------------------------------------------------------------------------------------------
+// ---- bars ------------------------------------------------------------------------------------------------------------
 
-function drawBars(rows, columns) {
+const COLUMNS = { compute: "#4477AA", "exposed communication": "#EE6677", "exposed communication or waiting": "#EE6677",
+  "waiting for a partner": "#F7C3CA", idle: "#BBBBBB",
+  forward: KINDS.forward, backward: KINDS.backward, optimizer: KINDS.optimizer };
+const OTHERS = ["#4477AA", "#CCBB44", "#228833", "#EE6677", "#66CCEE", "#AA3377"];
+
+function drawBars({ columns, rows, unit }) {
+  const shown = unit === "s" ? seconds : (value) => Number(value.toPrecision(4)).toLocaleString("en");
+  const labels = rows.map((row) => row.label);
   return (chart) => chart.setOption({ ...base(),
-    tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, valueFormatter: seconds, confine: true },
-    legend: { top: 0, left: 0 }, grid: { left: roomOf(rows.map((row) => row.label)), right: 24, top: 32, bottom: 24 },
-    xAxis: { type: "value", axisLabel: { formatter: seconds } },
-    yAxis: { type: "category", inverse: true, data: rows.map((row) => row.label), axisLabel: { fontSize: 11 } },
-    series: columns.map(([name, color], index) => ({ type: "bar", stack: "one", name, barMaxWidth: 18, itemStyle: { color },
-      data: rows.map((row) => row.values[index]) })) });
+    tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, valueFormatter: shown, confine: true },
+    legend: { top: 0, left: 0, show: columns.length > 1 }, grid: { left: roomOf(labels), right: 24, top: 32, bottom: 24 },
+    xAxis: { type: "value", axisLabel: { formatter: shown, hideOverlap: true } },
+    yAxis: { type: "category", inverse: true, data: labels, axisLabel: { fontSize: 11, width: 310, overflow: "truncate" } },
+    series: columns.map((name, index) => ({ type: "bar", stack: "one", name, barMaxWidth: 24,
+      itemStyle: { color: COLUMNS[name] || CATEGORIES[name] || OTHERS[index % OTHERS.length] }, data: rows.map((row) => row.values[index]) })) });
 }
 
-addChart("parts", 60 + 30 * data.parts.length, drawParts);
+// ---- points of a search ----------------------------------------------------------------------------------------------
+
+function drawPoints(chart) {
+  const groups = data.points.groups;
+  chart.setOption({ ...base(), legend: { top: 0, left: 0 }, grid: { left: 76, right: 30, top: 36, bottom: 48 },
+    tooltip: { confine: true, formatter: ({ data: [memory, time, label], seriesName }) =>
+      `${escaped(label)}<br>${escaped(seriesName)}: ${seconds(time)}, ${Number(memory.toPrecision(3))} GiB` },
+    xAxis: { type: "value", name: "GiB of the fullest GPU", nameLocation: "middle", nameGap: 28, scale: true },
+    yAxis: { type: "value", scale: true, axisLabel: { formatter: seconds } },
+    series: groups.map(({ name, colour, points }) => ({ type: "scatter", name, symbolSize: 8, itemStyle: { color: colour }, data: points })) });
+}
+
+for (const bars of data.bars) addChart(bars.anchor, 60 + 26 * bars.rows.length, drawBars(bars));
 if (data.timeline) window.timeline = new Timeline(data.timeline);
 if (data.memory_curve) addChart("memory-curve", 320, drawMemory);
 if (data.link_loads) new Links(data.link_loads);
-if (data.layers.length) {
-  addChart("layer-bars", 60 + 20 * data.layers.length,
-    drawBars(data.layers, [["forward", KINDS.forward], ["backward", KINDS.backward], ["optimizer", KINDS.optimizer]]));
-}
-if (data.what_if.length) addChart("what-if-bars", 50 + 26 * data.what_if.length, drawBars(data.what_if, [["step time", KINDS.forward]]));
+if (data.points) addChart("points", 420, drawPoints);
