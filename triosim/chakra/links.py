@@ -95,21 +95,22 @@ def _together(
 ) -> Iterator[list[Place]]:
     most = max(members, key=lambda rank: len(members[rank]))
     for position, node in enumerate(members[most]):
-        where, asked = graphs[most].where(node), _asked(graphs[most], node)
+        where, asked = graphs[most].where(node), asked_of(graphs[most], node)
         for rank in group:
             of_rank = members.get(rank, [])
             if position >= len(of_rank):
                 shared = f"of group {name}" if name else "of all ranks"
                 what = f"rank {rank} has {len(of_rank)} collectives {shared}, and this is number {position + 1}"
                 raise TraceError(what, where=where, fix="write it for every rank of the group")
-            if _asked(graphs[rank], of_rank[position]) != asked:
-                kind, size = _asked(graphs[rank], of_rank[position])
+            if asked_of(graphs[rank], of_rank[position]) != asked:
+                kind, size = asked_of(graphs[rank], of_rank[position])
                 what = f"it meets {CollectiveType(kind).name} of {size} bytes, {of_rank[position]} of rank {rank}"
                 raise TraceError(what, where=where, fix="give the collectives of a group one order on all its ranks")
         yield [(rank, members[rank][position].id) for rank in group]
 
 
-def _asked(graph: RankGraph, node: Node) -> tuple[int, int]:
+def asked_of(graph: RankGraph, node: Node) -> tuple[int, int]:
+    """Return the type and the bytes of a collective. Raises ``TraceError`` for a type that there is not."""
     kind = graph.whole(node, "comm_type")
     if kind not in CollectiveType._value2member_map_:
         raise TraceError(f"there is no collective of type {kind}", where=graph.where(node), fix="write 0 to 9")

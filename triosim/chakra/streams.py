@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from triosim.chakra.alike import groups_by_place
 from triosim.chakra.communicators import Communicators
 from triosim.chakra.graph import RankGraph
 from triosim.chakra.inputs.groups import Groups
 from triosim.chakra.inputs.remote_memory_file import MemoryType, RemoteMemoryFile
 from triosim.chakra.inputs.system_file import Compute
 from triosim.chakra.issue_order import issue_order
-from triosim.chakra.links import Message, linked, message_of
+from triosim.chakra.links import Message, asked_of, linked, message_of
 from triosim.chakra.nodes import CollectiveType, Node, NodeType, Value
 from triosim.chakra.task_nodes import LAYER, NS, SHARES
 from triosim.errors import TraceError
@@ -67,6 +68,9 @@ def task_streams(graphs: Sequence[RankGraph], system: GraphSystem, name: str) ->
         raise TraceError(
             "the graphs have nothing to simulate", where=name, fix="write nodes that compute or communicate"
         )
+    alike = _alike_streams(graphs, system, name)
+    if alike is not None:
+        return alike
     communicators = Communicators(graphs, system.groups, system.dimensions)
     seconds = [_seconds(graph, system) for graph in graphs]
     orders = issue_order(graphs, seconds, linked(graphs, communicators))
@@ -81,6 +85,42 @@ def task_streams(graphs: Sequence[RankGraph], system: GraphSystem, name: str) ->
     return TaskStreams(
         traces, tuple(like), communicators.families, source=name, complete=True, memory_bound=system.memory_bound
     )
+
+
+def _alike_streams(graphs: Sequence[RankGraph], system: GraphSystem, name: str) -> TaskStreams | None:
+    """Return the streams of ranks that differ in their groups alone, all like the first one; None where they are others.
+
+    Each rank is then ready for a collective when the others are, so that the order of one is that of all.
+    """
+    places = groups_by_place(graphs)
+    if places is None:
+        return None
+    communicators = Communicators(graphs, system.groups, system.dimensions)
+    (order,) = issue_order(graphs[:1], [seconds := _seconds(graphs[0], system)], [])
+    writer = _Writer(graphs, communicators, system, name)
+    for node in order:
+        if node.type == NodeType.COMM_COLL:
+            asked_of(graphs[0], node)
+    operators, marks = writer.write(0, order, seconds)
+    for node in {_chosen(node): node for node in order if node.type == NodeType.COMM_COLL}.values():
+        names = places[node.attributes.get("pg_name")]
+        found = {communicators.family(*communicators.of(0, node))}
+        for rank, own in enumerate(names):
+            group = communicators.of(rank, node._replace(attributes={**node.attributes, "pg_name": own}))
+            if any(names[other] != own for other in group[1]):
+                return None
+            found.add(communicators.family(*group))
+        if len(found) > 1:
+            return None
+    traces = {0: writer.trace(operators, marks)}
+    like = (0,) * len(graphs)
+    families, waiting = communicators.families, system.memory_bound
+    return TaskStreams(traces, like, families, source=name, complete=True, memory_bound=waiting)
+
+
+def _chosen(node: Node) -> tuple[Value | None, ...]:
+    """Return what chooses the ranks of a collective."""
+    return node.attributes.get("pg_name"), node.attributes.get("involved_dim")
 
 
 def _seconds(graph: RankGraph, system: GraphSystem) -> dict[int, float]:

@@ -35,7 +35,7 @@ OPTIONS = (
 # fmt: on
 
 #: What else of a command line is followed.
-_FOLLOWED = {"topology", "system", "memory", "groups", "output", "format", "quiet"}
+_FOLLOWED = {"topology", "system", "memory", "groups", "output", "format", "quiet", "fold"}
 
 
 def simulate_by_rules(prefix: str | None, given: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ def simulate_by_rules(prefix: str | None, given: Mapping[str, Any]) -> None:
         study.StudyFiles(graphs, files.network, files.system, files.memory, files.groups, notes=files.notes)
     )
     settings = settings_of(given)
-    data = study.plain(found, study.simulate_study(found, settings), settings)
+    data = study.plain(found, study.simulate_study(found, settings, fold=given["fold"]), settings)
     text = json.dumps(data, indent=2) + "\n"
     if given["output"] is not None:
         with writing_text(given["output"]) as file:

@@ -17,6 +17,7 @@ import pytest
 from chakra.graphs import SYSTEM, all_reduce, computation, message, node, write_graphs, write_inputs
 
 from triosim.chakra.nodes import CollectiveType, Node, NodeType
+from triosim.engine.astra_sim.npu import Npu
 from triosim.engine.astra_sim.run import Outcome, Settings, run
 from triosim.engine.astra_sim.study import StudyFiles, read_study, simulate_study
 from triosim.errors import SimulationError
@@ -40,6 +41,7 @@ def outcome(
     prefix = write_graphs(folder, graphs)
     groups, memory = inputs.pop("groups", None), inputs.pop("memory", None)
     settings = Settings(backend, injection_scale=inputs.pop("scale", 1.0), rendezvous=inputs.pop("rendezvous", False))
+    fold = inputs.pop("fold", None)
     write_inputs(folder, len(graphs), **inputs)
     if memory is not None:
         (folder / "remote_memory.json").write_text(json.dumps(memory), encoding="utf-8")
@@ -53,7 +55,7 @@ def outcome(
         groups and folder / "comm_group.json",
     )
     study = read_study(files)
-    return run(study.graphs, study.inputs, settings)
+    return run(study.graphs, study.inputs, settings, fold=fold)
 
 
 def cycles(*given: Any, **inputs: Any) -> list[int]:
@@ -203,6 +205,63 @@ def test_what_never_ends_there_says_why(
     study = read_study(StudyFiles(tmp_path / "w", tmp_path / "network.yml", tmp_path / "system.json", groups=groups))
     with pytest.raises(SimulationError, match="does not end by ASTRA-sim's rules"):
         simulate_study(study, Settings())
+
+
+def in_mesh(rank: int, *nodes: Node) -> list[Node]:
+    """Nodes whose groups 'tp' and 'dp' are those of a rank of eight in pairs: 1 to 4 next to each other, 5 and 6 across."""
+    numbers = {"tp": str(1 + rank // 2), "dp": str(5 + rank % 2)}
+    named = [numbers.get(str(one.attributes.get("pg_name"))) for one in nodes]
+    return [
+        one if name is None else one._replace(attributes={**one.attributes, "pg_name": name})
+        for one, name in zip(nodes, named, strict=True)
+    ]
+
+
+MESH = {str(1 + pair): [2 * pair, 2 * pair + 1] for pair in range(4)} | {"5": [0, 2, 4, 6], "6": [1, 3, 5, 7]}
+STEP = (
+    computation(0, 3),
+    all_reduce(1, SIZE, 0, pg_name="tp"),
+    computation(2, 40, 0),
+    node(3, NodeType.COMM_COLL, 1, comm_type=int(CollectiveType.REDUCE_SCATTER), comm_size=SIZE, pg_name="dp"),
+    all_reduce(4, 3 * SIZE, 2),
+    computation(5, 1, 3, 4),
+)
+
+
+@pytest.mark.parametrize("keys", [{}, {"preferred-dataset-splits": 4, "active-chunks-per-dimension": 2}])
+@pytest.mark.parametrize("block", ["Ring", "Switch"])
+def test_ranks_that_do_the_same_are_simulated_once_and_end_at_the_same_tick(
+    tmp_path: Path, keys: dict[str, int], block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of ranks 0, 2, 4, 6 go around a ring of eight in equal steps, and so does every pair."""
+    graphs = [in_mesh(rank, *STEP) for rank in range(8)]
+    inputs = {"system": {**SYSTEM, **keys}, "block": block, "groups": json.dumps(MESH)}
+    every = outcome(tmp_path, graphs, fold=False, **inputs)
+    simulated = list[int]()
+    monkeypatch.setattr(Npu, "start", lambda npu, start=Npu.start: (simulated.append(npu.rank), start(npu)))
+    once = outcome(tmp_path, graphs, **inputs)
+    assert simulated == [0]
+    assert once == every
+    assert len(once.ranks) == 8
+
+
+@pytest.mark.parametrize(
+    ("graphs", "inputs"),
+    [
+        ([in_mesh(rank, computation(0, 3 + (rank == 5)), *STEP[1:]) for rank in range(8)], {}),
+        ([in_mesh(rank, *STEP) for rank in range(8)], {"groups": json.dumps({**MESH, "5": [0, 4, 2, 6]})}),
+        ([in_mesh(rank, *STEP) for rank in range(8)], {"system": with_algorithm("direct")}),
+        ([in_mesh(rank, *STEP) for rank in range(8)], {"backend": "congestion-aware"}),
+    ],
+)
+def test_ranks_that_differ_in_anything_are_simulated_each(
+    tmp_path: Path, graphs: list[list[Node]], inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A duration, unequal steps around a ring, an algorithm for which order counts, links on which messages meet."""
+    simulated = list[int]()
+    monkeypatch.setattr(Npu, "start", lambda npu: simulated.append(npu.rank))
+    outcome(tmp_path, graphs, **{"groups": json.dumps(MESH), **inputs})
+    assert simulated == list(range(8))
 
 
 def test_tags_meet_every_five_hundred_million(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Messages:
     """All messages of a run that are sent or awaited."""
 
     def __init__(self, clock: Clock, network: AstraNetwork, *, rendezvous: bool) -> None:
-        self._clock, self._network, self._rendezvous = clock, network, rendezvous
+        self.clock, self._network, self._rendezvous = clock, network, rendezvous
         self._numbers: dict[tuple[Any, ...], list[int]] = {}
         self._entries: dict[tuple[Any, ...], list[Any]] = {}
 
@@ -72,7 +72,7 @@ class Messages:
             self._entries[key] = [None, received]
         elif entry[1] is _FINISHED:
             del self._entries[key]
-            self._clock.at(self._clock.now, *received)
+            self.clock.at(self.clock.now, *received)
         else:
             entry[1] = received
 

@@ -40,11 +40,16 @@ class UnawareNetwork:
         """Carry a message; only the first dimension in which the two ranks differ is paid."""
         cost = self._costs.get((source, destination))
         if cost is None:
-            cost = self._costs[source, destination] = self._cost(source, destination)
+            cost = self._costs[source, destination] = self.cost(source, destination)
         self.dimension_bytes[cost[2]] += size
         self._clock.at(self._clock.now + int(cost[0] + size / cost[1]), arrived, argument)
 
-    def _cost(self, source: int, destination: int) -> tuple[float, float, int]:
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The ranks of each dimension."""
+        return tuple(one.npus for one in self._file.dimensions)
+
+    def cost(self, source: int, destination: int) -> tuple[float, float, int]:
         """Return the latency in ns of all hops, bytes per ns, and the dimension."""
         _check(source, destination, self._file)
         for number, dimension in enumerate(self._file.dimensions):

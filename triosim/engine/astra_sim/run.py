@@ -19,6 +19,7 @@ from triosim.engine.astra_sim.clock import Clock, Timers
 from triosim.engine.astra_sim.collectives.collectives import Collectives, Layout
 from triosim.engine.astra_sim.collectives.scheduler import Scheduler
 from triosim.engine.astra_sim.faults import Stopped, Thrown
+from triosim.engine.astra_sim.folding import MirroredMessages, are_alike
 from triosim.engine.astra_sim.messages import Messages
 from triosim.engine.astra_sim.networks import AstraNetwork, AwareNetwork, UnawareNetwork
 from triosim.engine.astra_sim.npu import Devices, Npu
@@ -26,8 +27,9 @@ from triosim.engine.astra_sim.remote_memory import RemoteMemory
 from triosim.garbage_collector import without_collecting
 
 #: The networks, by the name of ASTRA-sim's backend.
+_UNAWARE = "congestion-unaware"
 BACKENDS: Mapping[str, Callable[[Clock, NetworkFile], AstraNetwork]] = {
-    "congestion-unaware": UnawareNetwork,
+    _UNAWARE: UnawareNetwork,
     "congestion-aware": AwareNetwork,
 }
 _ENDPOINT_DELAY = 10  # ns; only one that is given is scaled
@@ -75,17 +77,39 @@ class Outcome:
     dimension_bytes: Sequence[int]
     queueing: Sequence[int]
 
+    def of_all(self, ranks: int) -> Outcome:
+        """Return the outcome of so many ranks that do what the only one does."""
+        crossed, queueing = ([ranks * one for one in found] for found in (self.dimension_bytes, self.queueing))
+        return Outcome(dict.fromkeys(range(ranks), self.ranks[0]), {}, crossed, queueing)
+
 
 @without_collecting()
-def run(graphs: Sequence[RankGraph], inputs: Inputs, settings: Settings = Settings()) -> Outcome:
-    """Run all ranks until nothing happens any more."""
+def run(
+    graphs: Sequence[RankGraph], inputs: Inputs, settings: Settings = Settings(), *, fold: bool | None = None
+) -> Outcome:
+    """Run all ranks until nothing happens any more; of ranks that do the same one, unless ``fold`` is False."""
+    if fold is not False and _folds(graphs, inputs, settings):
+        outcome = _run(graphs[:1], inputs, settings, MirroredMessages)
+        if not outcome.unfinished:
+            return outcome.of_all(len(graphs))
+    return _run(graphs, inputs, settings, Messages)
+
+
+def _folds(graphs: Sequence[RankGraph], inputs: Inputs, settings: Settings) -> bool:
+    if settings.rendezvous or settings.backend != _UNAWARE:
+        return False
+    return are_alike(graphs, inputs.system, inputs.groups, UnawareNetwork(Clock(), inputs.network))
+
+
+def _run(graphs: Sequence[RankGraph], inputs: Inputs, settings: Settings, messages: type[Messages]) -> Outcome:
     clock, npus, thrown = Clock(), list[Npu](), dict[int, str]()
     crossed: Sequence[int] = ()
     stopped = None
     try:
         network = BACKENDS[settings.backend](clock, inputs.network)
         crossed = network.dimension_bytes
-        npus = _npus(clock, graphs, inputs, settings, network, thrown)
+        between = messages(clock, network, rendezvous=settings.rendezvous)
+        npus = _npus(graphs, inputs, settings, between, thrown)
         for npu in npus:
             npu.start()
         clock.run()
@@ -111,15 +135,9 @@ def _finished(npu: Npu, cycles: int) -> FinishedRank:
 
 
 def _npus(
-    clock: Clock,
-    graphs: Sequence[RankGraph],
-    inputs: Inputs,
-    settings: Settings,
-    network: AstraNetwork,
-    thrown: dict[int, str],
+    graphs: Sequence[RankGraph], inputs: Inputs, settings: Settings, messages: Messages, thrown: dict[int, str]
 ) -> list[Npu]:
-    system = inputs.system
-    messages = Messages(clock, network, rendezvous=settings.rendezvous)
+    system, clock = inputs.system, messages.clock
     memory = RemoteMemory(inputs.memory)
     layout = Layout(
         tuple(one.npus for one in inputs.network.dimensions), settings.queues, inputs.groups, _custom_graphs()

@@ -62,9 +62,9 @@ def read_study(files: StudyFiles) -> Study:
     return Study(read_workload(files.graphs, ranks, lenient=True), inputs, files.notes)
 
 
-def simulate_study(study: Study, settings: Settings) -> Outcome:
-    """Return when each rank is finished. Raises ``SimulationError`` where one never is."""
-    outcome = run(study.graphs, study.inputs, settings)
+def simulate_study(study: Study, settings: Settings, *, fold: bool | None = None) -> Outcome:
+    """Return when each rank is finished; see ``run`` for ``fold``. Raises ``SimulationError`` where one never is."""
+    outcome = run(study.graphs, study.inputs, settings, fold=fold)
     if outcome.unfinished:
         rank, why = next(iter(outcome.unfinished.items()))
         others = f"; ranks {format_ranks(outcome.unfinished)} do not" if len(outcome.unfinished) > 1 else ""

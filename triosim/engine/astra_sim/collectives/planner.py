@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -71,6 +71,21 @@ def global_dimensions(algorithms: Sequence[Algorithm], sizes: Sequence[int], ran
         found.append(DimensionPlan(algorithm, range(start, start + stride * size, stride), rank))
         stride *= size
     return tuple(found)
+
+
+def global_rings(sizes: Sequence[int], dimensions: int | None) -> Iterator[Mapping[int, tuple[int, int]]]:
+    """Yield the ranks after and before each rank in the rings of the first dimensions; in the one of all ranks for None."""
+    total, stride = _product(sizes), 1
+    if dimensions is None:
+        yield {rank: ((rank + 1) % total, (rank - 1) % total) for rank in range(total)}
+    for size in sizes[: dimensions or 0]:
+        found = {}
+        for rank in range(total):
+            place = rank // stride % size
+            start = rank - place * stride
+            found[rank] = start + (place + 1) % size * stride, start + (place - 1) % size * stride
+        yield found
+        stride *= size
 
 
 def _product(sizes: Sequence[int]) -> int:
