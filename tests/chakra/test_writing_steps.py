@@ -65,6 +65,16 @@ def test_gradients_are_all_reduced_by_their_bytes(tmp_path: Path) -> None:
     assert sum(graph.whole(node, "comm_size") for node in collectives) == pytest.approx(sent)
 
 
+def test_operators_have_their_flops_and_bytes(tmp_path: Path) -> None:
+    """The largest product is that of 1,024 tokens by a vocabulary of 50,257 and 768 features, in bf16."""
+    (graph, *_) = read_workload(written(tmp_path, parallel="ddp=4"))
+    largest = max(graph.nodes.values(), key=lambda node: graph.whole(node, "num_ops", 0))
+    assert graph.whole(largest, "num_ops") == 2 * 1024 * 50257 * 768
+    assert graph.whole(largest, "tensor_size") == 2 * (1024 * 50257 + 50257 * 768 + 1024 * 768)
+    on_gpu = [node for node in graph.nodes.values() if node.type == NodeType.COMP and not graph.on_cpu(node)]
+    assert all(graph.whole(node, name) > 0 for node in on_gpu for name in ("num_ops", "tensor_size"))
+
+
 def test_whole_microseconds_sum_up_to_what_was_computed(tmp_path: Path) -> None:
     (graph, *_) = read_workload(written(tmp_path, parallel="ddp=4", host_overhead="none"))
     computations = [node for node in graph.nodes.values() if node.type == NodeType.COMP]

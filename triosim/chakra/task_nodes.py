@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triosim.chakra.nodes import CollectiveType, Node, NodeType, Value
+from triosim.operators import features
 from triosim.tasks import (
     COMPUTE_STREAM,
     Answer,
@@ -61,12 +62,13 @@ class LaunchCosts:
 
 
 class Numbers:
-    """The numbers of groups, streams and tags, the same for all ranks."""
+    """The numbers of groups, streams and tags, and what operators compute: the same for all ranks."""
 
     def __init__(self) -> None:
         self.groups: dict[Communicator, int] = {}
         self._streams: dict[str, int] = {}
         self._tags: dict[int, int] = {}
+        self.operations = Operations()
 
     def group(self, group: Communicator) -> int:
         """Return the number of a group, from 1."""
@@ -83,6 +85,32 @@ class Numbers:
         return self._tags.setdefault(tag, len(self._tags))
 
 
+class Operations:
+    """The attributes of operators: their layer, and FLOPs and bytes where their tensors are known; each counted once.
+
+    ASTRA-sim divides by both: one of 0 never ends there, or is left out.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[Operator, Mapping[str, Value]]] = {}
+
+    def of(self, operator: Operator, forward: Operator | None) -> Mapping[str, Value]:
+        """Return the attributes of an operator; ``forward`` is the one that it differentiates."""
+        key = id(operator), id(forward)
+        if key not in self._known:
+            self._known[key] = operator, _operations(operator, forward)
+        return self._known[key][1]
+
+
+def _operations(operator: Operator, forward: Operator | None) -> Mapping[str, Value]:
+    layer: dict[str, Value] = {LAYER: operator.layer} if operator.layer else {}
+    if not operator.inputs and not operator.outputs:
+        return layer
+    counted = operator.flops or features.flops(operator, forward)
+    moved = features.input_bytes(operator, forward) + features.output_bytes(operator, forward)
+    return {**layer, "num_ops": max(1, round(counted)), "tensor_size": max(1, round(moved))}
+
+
 class RankNodes:
     """Turns the tasks of one rank into nodes."""
 
@@ -96,6 +124,7 @@ class RankNodes:
         self._followed: dict[str | None, Ids] = {}  # by stream: what the host had waited for at its last node
         self._launched: deque[int] = deque()  # kernels that the host may be ahead of
         self._carried = 0.0
+        self._forwards: dict[int, Operator] = {}  # by their id
 
     def draw(self, stream: TaskStream) -> None:
         """Draw a stream to its end."""
@@ -187,7 +216,11 @@ class RankNodes:
             if not operator.seconds:
                 waits = launched
                 continue
-            attributes = {"is_cpu_op": not task.share, **self._numbers.stream(task.stream), **_operations(operator)}
+            if operator.phase == "forward":
+                self._forwards[operator.id] = operator
+            forward = None if operator.forward is None else self._forwards.get(operator.forward)
+            counted = self._numbers.operations.of(operator, forward)
+            attributes = {"is_cpu_op": not task.share, **self._numbers.stream(task.stream), **counted}
             waits = (self._put(operator.name, NodeType.COMP, launched, attributes, operator.seconds),)
             self._launched.extend(waits)
         return waits
@@ -260,14 +293,6 @@ def _received(node: Node, sizes: Mapping[tuple[Value | None, ...], deque[Value |
 
 def _pair(node: Node) -> tuple[Value | None, ...]:
     return tuple(node.attributes[name] for name in ("comm_src", "comm_dst", "comm_tag"))
-
-
-def _operations(operator: Operator) -> dict[str, Value]:
-    found: dict[str, Value] = {LAYER: operator.layer} if operator.layer else {}
-    if operator.flops:
-        moved = sum(tensor.nbytes for tensor in (*operator.inputs, *operator.outputs))
-        found |= {"num_ops": round(operator.flops), "tensor_size": moved}
-    return found
 
 
 def _own_shares(task: Collective, position: int) -> tuple[float, ...]:

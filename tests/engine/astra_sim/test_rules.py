@@ -311,7 +311,21 @@ def test_a_message_pays_the_first_dimension_in_which_its_ends_differ(tmp_path: P
     network = "topology: [FullyConnected, Ring]\nnpus_count: [2, 2]\nbandwidth: [1, 9]\nlatency: [400, 9]\n"
     (tmp_path / "network.yml").write_text(network, encoding="utf-8")
     study = read_study(StudyFiles(tmp_path / "w", tmp_path / "network.yml", tmp_path / "system.json"))
+    assert study.notes == ()
     assert simulate_study(study, Settings()).ranks[3].cycles == 400 + int(1024 / 2**30 * 1e9)
+
+
+def test_a_list_that_leaves_dimensions_out_is_noted(tmp_path: Path) -> None:
+    """The all-reduce is then one of the first dimension: of two ranks, between 0 and 1 and between 2 and 3."""
+    write_graphs(tmp_path, [[all_reduce(1, SIZE)]] * 4)
+    write_inputs(tmp_path, 4)
+    network = "topology: [Switch, Ring]\nnpus_count: [2, 2]\nbandwidth: [50, 1]\nlatency: [500, 9]\n"
+    (tmp_path / "network.yml").write_text(network, encoding="utf-8")
+    study = read_study(StudyFiles(tmp_path / "w", tmp_path / "network.yml", tmp_path / "system.json"))
+    what = "all-reduce-implementation is for the first dimension of 2: the others take no part"
+    assert study.notes == (f"{tmp_path / 'system.json'}: {what}",)
+    once = 2 * delay(SIZE / 2, hops=2) + 3 * E + reduction(SIZE / 2)
+    assert [rank.cycles for rank in simulate_study(study, Settings()).ranks.values()] == [once] * 4
 
 
 def test_a_small_group_is_a_ring_in_the_listed_order(tmp_path: Path) -> None:

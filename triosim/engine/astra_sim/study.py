@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,7 +12,7 @@ from triosim.chakra.graph import RankGraph
 from triosim.chakra.inputs.groups import read_groups
 from triosim.chakra.inputs.network_file import read_network
 from triosim.chakra.inputs.remote_memory_file import RemoteMemoryFile, read_remote_memory
-from triosim.chakra.inputs.system_file import read_system
+from triosim.chakra.inputs.system_file import SIMULATED, read_system
 from triosim.chakra.workload import read_workload
 from triosim.engine.astra_sim.run import Inputs, Outcome, Settings, run
 from triosim.errors import SimulationError
@@ -59,7 +59,21 @@ def read_study(files: StudyFiles) -> Study:
         RemoteMemoryFile() if files.memory is None else read_remote_memory(files.memory),
         {} if files.groups is None else read_groups(files.groups, ranks),
     )
-    return Study(read_workload(files.graphs, ranks, lenient=True), inputs, files.notes)
+    graphs = read_workload(files.graphs, ranks, lenient=True)
+    return Study(graphs, inputs, (*files.notes, *_short_lists(graphs, inputs, files.system)))
+
+
+def _short_lists(graphs: Sequence[RankGraph], inputs: Inputs, where: Path) -> Iterator[str]:
+    """Yield a note for each list of implementations that leaves dimensions out, of collectives that graphs have."""
+    dimensions = len(inputs.network.dimensions)
+    short = {kind: found for kind, found in inputs.system.algorithms.items() if 0 < len(found) < dimensions}
+    if not short:
+        return
+    asked = {node.attributes.get("comm_type") for graph in graphs for node in graph.nodes.values()}
+    for kind, found in short.items():
+        if kind in asked and not any(one.spans_all for one in found):
+            left = "dimension" if len(found) == 1 else f"{len(found)} dimensions"
+            yield f"{where}: {SIMULATED[kind]}-implementation is for the first {left} of {dimensions}: the others take no part"
 
 
 def simulate_study(study: Study, settings: Settings, *, fold: bool | None = None) -> Outcome:
