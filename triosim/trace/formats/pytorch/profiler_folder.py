@@ -39,7 +39,8 @@ def recognises(path: Path) -> bool:
 def read(path: Path, *, batch_size: int | None = None) -> Trace | TaskStreams:
     """Return the trace of the last complete step; the batch size is the input's first dimension, unless it is given.
 
-    Profiles of the ranks of a distributed step are its task streams. Raises ``TraceError`` when a file is missing or damaged.
+    A directory with profiles of ranks of a distributed step holds its task streams; the file of one is a trace of its GPU.
+    Raises ``TraceError`` when a file is missing or damaged.
     """
     profiles, graphs = _files(path)
     lightly = [file for file in profiles if file.name.startswith(LIGHT_PROFILE_PREFIX)] if len(profiles) > 1 else []
@@ -48,7 +49,7 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace | TaskStreams:
         what = f"there is no profiler file next to {graphs[0].name if graphs else 'it'}"
         fix = "give a directory with both, as triosim.tracer.capture() writes them"
         raise TraceError(what, where=str(path), fix=fix)
-    if any(_is_of_several(file) for file in profiles):
+    if path.is_dir() and any(_is_of_several(file) for file in profiles):
         parsed = [(file, _parsed(kineto.read, file, "PyTorch's profiler writes it")) for file in profiles]
         return rank_profiles.read(parsed, path)
     for kind, found in (("profiler file", profiles), ("execution trace", graphs)):
