@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from triosim.errors import TopologyError, TriosimError, nearest
 from triosim.networks.topology.description import SECTIONS, Location
-from triosim.networks.topology.dimensional import GIB, NS
+from triosim.networks.topology.dimensional import BLOCKS, GIB, NS
 from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing
 from triosim.networks.topology.shapes import MOST_GPUS, NetworkName, ShapeSpec, Wire
 from triosim.units import parse_bandwidth, parse_time
@@ -229,7 +229,7 @@ class DimensionalModel(_Strict):
 
 
 class AstraModel(_Strict):
-    """ASTRA-sim's network.yml: bandwidths in its GB/s, which are 2^30 bytes, latencies in ns."""
+    """ASTRA-sim's network.yml: bandwidths of a link in its GB/s, which are 2^30 bytes, latencies in ns."""
 
     topology: Annotated[list[Name], Field(min_length=1)]
     npus_count: list[Count]
@@ -237,10 +237,12 @@ class AstraModel(_Strict):
     latency: list[Annotated[float, _number("number of ns, as ASTRA-sim writes latencies", most=LONGEST_LATENCY * NS)]]
 
     def figures(self) -> DimensionalModel:
-        """Return it with bandwidths and latencies in our units."""
+        """Return it in our units; the bandwidth of a dimension is that of all links of a GPU together."""
+        blocks = [BLOCKS.get(word.lower()) for word in self.topology]
+        links = [n - 1 if block == "fully_connected" else 1 for block, n in zip(blocks, self.npus_count, strict=False)]
         return DimensionalModel(
             topology="_".join(self.topology),
-            bandwidth=[rate * GIB for rate in self.bandwidth],
+            bandwidth=[rate * GIB * max(1, number) for rate, number in zip(self.bandwidth, links, strict=False)],
             latency=[late / NS for late in self.latency],
         )
 

@@ -26,7 +26,7 @@ def test_table_iv_of_astra_sim(shape: tuple[int, ...], tmp_path: Path) -> None:
     path = tmp_path / "network.yml"
     path.write_text(
         f"topology: [ Ring, FullyConnected, Ring, Switch ]\nnpus_count: {list(shape)}\n"
-        "bandwidth: [ 1000.0, 200.0, 100.0, 50.0 ]\nlatency: [ 0, 0, 0, 0 ]\n"
+        f"bandwidth: [ 1000.0, {200 / (shape[1] - 1)}, 100.0, 50.0 ]\nlatency: [ 0, 0, 0, 0 ]\n"
     )
     topology = Topology.load(path)
     env = simpy.Environment()

@@ -18,6 +18,7 @@ from triosim.config import RunConfig
 from triosim.errors import OutputError
 from triosim.gpus import Gpu
 from triosim.networks.topology import Topology
+from triosim.networks.topology.dimensional import link_bandwidth
 from triosim.output_files import writing_text
 from triosim.pipeline.planning import PlannedRun, plan
 from triosim.pipeline.pricing import price
@@ -78,7 +79,7 @@ def _network(topology: Topology, world: int) -> dict[str, list[Any]]:
     """Return the dimensions of a topology; one that has none is a switch in each node, and one between nodes."""
     dimensions = topology.dimensions if topology.regularity.by_dimension else None
     if dimensions:
-        rows = [(_BLOCKS[one.block], one.size, one.bandwidth, one.latency) for one in dimensions if one.size > 1]
+        rows = [(_BLOCKS[one.block], one.size, link_bandwidth(one), one.latency) for one in dimensions if one.size > 1]
     else:
         rows = list(_levels(topology, world))
     blocks, sizes, bandwidths, latencies = (list(column) for column in zip(*rows, strict=True))

@@ -36,6 +36,7 @@ from triosim.results.values import (
     RankTimes,
     ResultData,
 )
+from triosim.tasks import HOST_STREAM
 from triosim.trace import PHASES, Trace
 from triosim.units import format_ranks, format_time
 
@@ -90,7 +91,7 @@ def figures(
 
 
 def _check(run: FinishedRun) -> None:
-    """Refuse a run in which nothing was computed, or one without an end."""
+    """Refuse a run in which nothing was done, by the GPU or beside it, or one without an end."""
     if not math.isfinite(run.recording.end):
         raise SimulationError(
             f"the run ended at {run.recording.end} s: a transfer or an operator took no finite time",
@@ -98,8 +99,8 @@ def _check(run: FinishedRun) -> None:
             fix="check the network's transfer method, --operator-times and --host-overhead",
         )
     computes = any(rank.compute_seconds > 0 for rank in run.recording.ranks)
-    communicates = any(operator.communication is not None for operator in run.trace.operators)
-    if run.recording.end <= 0 or not (computes or communicates):
+    others = any(one.communication is not None or one.stream.startswith(HOST_STREAM) for one in run.trace.operators)
+    if run.recording.end <= 0 or not (computes or others):
         raise SimulationError(
             "nothing was computed: the operators that were simulated take no time",
             where=run.trace.source or None,

@@ -72,6 +72,14 @@ def test_a_network_of_astra_sim_is_read_as_it_is(tmp_path: Path) -> None:
     assert len(topology.links) == 2 * (8 + 8)
 
 
+def test_astra_sims_bandwidth_is_that_of_a_link_also_where_all_are_linked(tmp_path: Path) -> None:
+    path = tmp_path / "network.yml"
+    path.write_text("topology: [FullyConnected]\nnpus_count: [8]\nbandwidth: [50]\nlatency: [500]\n", encoding="utf-8")
+    topology = Topology.load(path)
+    assert topology.latency_and_bandwidth(0, 5) == (500e-9, 50 * 2.0**30)
+    assert topology.dimensions == (Dimension("fully_connected", 8, 7 * 50 * 2.0**30, 500e-9),)
+
+
 def test_one_figure_stands_for_all_dimensions_and_a_link_may_differ() -> None:
     said = {"topology": "Ring(4)_Switch(2)", "bandwidth": "10 GB/s", "latency": ["1 us", "2 us"]}
     assert [dimension.latency for dimension in Topology.from_dict(said).dimensions] == [1e-6, 2e-6]
