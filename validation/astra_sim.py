@@ -119,8 +119,11 @@ def outcomes_of(root: Path, names: set[str] | None) -> Iterator[tuple[RunName, O
             asked = dict(word.removeprefix("--").split("=", 1) for word in words)
             try:
                 yield (folder.name, backend), _outcome(folder, backend, asked)
-            except TriosimError as error:
-                yield (folder.name, backend), str(error)
+            except (TriosimError, ArithmeticError, LookupError, ValueError, TypeError, AssertionError) as error:
+                yield (
+                    (folder.name, backend),
+                    f"{type(error).__name__}: {error}",
+                )  # the other cases are judged nevertheless
 
 
 def _outcome(folder: Path, backend: str, asked: Mapping[str, str]) -> Outcome:

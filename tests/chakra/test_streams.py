@@ -94,6 +94,13 @@ def test_equal_ranks_are_simulated_once_and_give_the_same(tmp_path: Path) -> Non
     assert times[0] == pytest.approx(times[1], rel=1e-9)
 
 
+def test_a_rank_may_do_nothing_but_load(tmp_path: Path) -> None:
+    memory = {"memory-type": "PER_NPU_MEMORY_EXPANSION", "remote-mem-latency": 500, "remote-mem-bw": 1}
+    (tmp_path / "remote_memory.json").write_text(json.dumps(memory), encoding="utf-8")
+    found = simulated(tmp_path, [[node(0, NodeType.MEM_LOAD, tensor_size=1500)]] * 2)
+    assert found.step_time_s == pytest.approx(2e-6)
+
+
 def test_memory_accesses_take_latency_and_bytes_over_bandwidth(tmp_path: Path) -> None:
     memory = {"memory-type": "PER_NPU_MEMORY_EXPANSION", "remote-mem-latency": 1000, "remote-mem-bw": 100}
     (tmp_path / "memory.json").write_text(json.dumps(memory), encoding="utf-8")

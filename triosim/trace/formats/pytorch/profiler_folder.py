@@ -51,7 +51,12 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace | TaskStreams:
         raise TraceError(what, where=str(path), fix=fix)
     if path.is_dir() and any(_is_of_several(file) for file in profiles):
         parsed = [(file, _parsed(kineto.read, file, "PyTorch's profiler writes it")) for file in profiles]
-        return rank_profiles.read(parsed, path)
+        if any(profile.work for _, profile in parsed):
+            return rank_profiles.read(parsed, path)
+        if len(profiles) > 1:
+            what = f"{profiles[0].name} and {profiles[1].name} are of several ranks without work of a GPU"
+            fix = "profile ranks on GPUs with ProfilerActivity.CUDA, or keep the files of one rank a directory"
+            raise TraceError(what, where=str(path), fix=fix)
     for kind, found in (("profiler file", profiles), ("execution trace", graphs)):
         if len(found) > 1:
             what = f"there is more than one {kind}: {found[0].name} and {found[1].name}"
