@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,17 @@ def test_collectives_of_two_groups_run_at_once(tmp_path: Path) -> None:
     alone = simulated(tmp_path, [[first], [first], [], []], groups=groups).step_time_s
     assert both < 2 * alone + 1e-6
     assert both >= alone
+
+
+@pytest.mark.parametrize("written", [repr, json.dumps])
+def test_groups_may_be_declared_by_a_node(tmp_path: Path, written: Callable[[list[str]], str]) -> None:
+    """As PyTorch's converter does, in Python's or JSON's quotes; a group without ranks is all of them."""
+    groups = [{"pg_name": "default_pg", "ranks": []}, {"pg_name": "7", "ranks": [2, 3]}]
+    declared = Node(9, "## process_group:init ##", NodeType.METADATA, (), (), 0, 0, {}, written([json.dumps(groups)]))
+    other = Node(8, "", NodeType.METADATA, (), (), 0, 0, {}, "[1, 'x']")
+    pair, everyone = all_reduce(0, MIB, pg_name="7"), all_reduce(1, 2 * MIB, pg_name="default_pg")
+    found = simulated(tmp_path, [[everyone, declared, other], [everyone], [pair, everyone], [pair, everyone]])
+    assert {(row.bytes, row.group_size) for row in found.data.collectives} == {(MIB, 2), (2 * MIB, 4)}
 
 
 def test_a_cpu_operation_takes_none_of_the_gpu(tmp_path: Path) -> None:

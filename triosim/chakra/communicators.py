@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -69,10 +70,10 @@ class Communicators:
 def _declared(graph: RankGraph) -> Iterator[tuple[str, Ranks]]:
     """Yield the groups that METADATA nodes declare, as PyTorch's converter writes them: a list with one JSON text."""
     for node in graph.nodes.values():
-        if node.type != NodeType.METADATA or len(node.input_values) < 4:
+        if node.type != NodeType.METADATA or not node.input_values:
             continue
         try:
-            found = json.loads(node.input_values[2:-2])
-            yield from ((str(one["pg_name"]), tuple(map(int, one["ranks"]))) for one in found)
-        except (ValueError, TypeError, KeyError):
+            (text,) = ast.literal_eval(node.input_values)  # as Python or JSON writes a list of texts
+            yield from ((str(one["pg_name"]), tuple(map(int, one["ranks"]))) for one in json.loads(text))
+        except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError):
             continue  # metadata of another kind

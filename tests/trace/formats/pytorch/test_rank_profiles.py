@@ -173,3 +173,11 @@ def test_profiles_of_all_ranks_are_converted_to_their_graphs(tmp_path: Path) -> 
     ring = "ring(2, bandwidth=10 GB/s, latency=0)"
     before = triosim.simulate(str(tmp_path / "profiles"), topology=ring).step_time_s
     assert triosim.simulate(str(tmp_path / "graphs"), topology=ring).step_time_s == pytest.approx(before, abs=8e-9)
+
+
+def test_ranks_on_the_cpu_are_no_task_streams(tmp_path: Path) -> None:
+    call = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2, "args": {}}
+    for rank in (0, 1):
+        write(tmp_path, rank, [call])
+    with pytest.raises(TriosimError, match=r"rank0\.json and rank1\.json are of several ranks without work of a GPU"):
+        read(tmp_path)
