@@ -35,6 +35,7 @@ PACKAGES = {
 FLOORS = (
     *("triosim.__main__", "triosim.cli"),
     *("triosim.configuration_search", "triosim.live"),
+    "triosim.monitor",
     *("triosim.capture", "triosim.tracer"),
     *("triosim.reports", "triosim.comparison"),
     *("triosim.simulation", "triosim.pipeline", "triosim.results"),

@@ -149,7 +149,7 @@ class Mine(Network):
         ("def transfer(self, s, d, n): raise SystemExit(5)", "mine.py:4 (Mine.transfer): SystemExit: 5"),
         ("def transfer(self, s, d, n): yield", "mine.py:Mine: the network returned a generator from transfer"),
         ("def __init__(self, env, topology): self.topology = topology\n    transfer = print", "call super().__init__"),
-        ("def transfer(self, s, d, n): return self.env.event()", "which the network never finished"),
+        ("def transfer(self, s, d, n): return self.env.event()", "which the network has not finished"),
     ],
 )
 def test_a_network_that_fails_in_a_run_ends_in_one_line(

@@ -73,6 +73,11 @@ CONFIG = Option("config", metavar="FILE", panel=GENERAL, help=
 SAVE_CONFIG = Option("save_config", metavar="FILE", panel=GENERAL, help=
     "Write the options of this run for --config (.yaml, .yml or .json).")
 PLOT = Option("plot", metavar="FILE", panel=OUTPUT, help="A picture (png, svg, pdf).")
+MONITOR = (
+    Option("monitor", "flag", False, panel=OUTPUT, help=
+        "Show the run while it goes on, on a page of this machine; its URL is printed on standard error."),
+    Option("monitor_port", "whole", least=1, metavar="N", panel=OUTPUT, help="The port of the monitor's page. By default any."),
+)
 REPORT = Option("report", metavar="FILE", panel=OUTPUT, help=
     "A page (.html) for people who were not at the terminal; it opens without a network.")
 WRITE = Option("write", "object", metavar="REPORT=FILE", panel=OUTPUT, repeatable=True, help=

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.cli.monitoring import check_monitor, monitored_search
 from triosim.cli.subject import TracePath, configured
 from triosim.config import COMMON, Option
 from triosim.config.option import OUTPUT, PARALLELISM, TIMES
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 document = LaterModule("reports.page.document")
 pages = LaterModule("configuration_search.answer.page")
+points = LaterModule("configuration_search.point")
 pictures = LaterModule("configuration_search.answer.picture")
 plots = LaterModule("reports.pictures.plot")
 report = LaterModule("configuration_search.answer.report")
@@ -47,6 +49,7 @@ OPTIONS = (
     Option("commands", "flag", False, panel=OUTPUT, help="Show the command of every point that is shown."),
     Option("plot", metavar="FILE", panel=OUTPUT, help="Draw the best points' steps, and every point's time and memory."),
     o.REPORT,
+    *o.MONITOR,
     o.FORMAT,
     o.QUIET,
 )
@@ -71,6 +74,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     objectives = searches.objectives_of(options)
     if given["plot"] is not None:
         plots.check_plot(given["plot"])
+    check_monitor(given)
     if given["report"] is not None:
         document.check_page(given["report"])
     if given["show"] is not None:
@@ -85,9 +89,10 @@ def command(trace: TracePath = None, **given: Any) -> None:
         validity = rules.validity_of(space)
         if not given["quiet"]:
             print(f"triosim: {_counted(validity)}", file=sys.stderr)
-        with Progress(shown=not given["quiet"]) as progress:
+        with Progress(shown=not given["quiet"]) as progress, monitored_search(given) as watch:
             jobs = options.jobs or searches.cores()
-            found = searches.run_search(space, validity, options, _teller(progress), jobs=jobs)
+            tell = _teller(progress, lambda outcome: space.summary(points.Point.read(outcome.key)), watch)
+            found = searches.run_search(space, validity, options, tell, jobs=jobs)
     _answer(found, given)
     if found.interrupted:
         raise KeyboardInterrupt
@@ -122,7 +127,7 @@ def _counted(validity: Any) -> str:
     )
 
 
-def _teller(progress: Progress) -> Tell:
+def _teller(progress: Progress, summary: Callable[[Outcome], str], watch: Callable[..., None]) -> Tell:
     """Return what shows how far a search is: points per second, the time that is left at most, and the best step so far."""
     began: dict[str, float] = {}
 
@@ -131,6 +136,8 @@ def _teller(progress: Progress) -> Tell:
         rate = done / seconds if seconds else 0.0
         left = f", {format_time((total - done) / rate)} left at most" if rate else ""
         step = "" if best is None or best.figures is None else f", best {format_time(best.figures.step_time_s)}"
+        seen = None if best is None or best.figures is None else (summary(best), best.figures.step_time_s)
+        watch(phase, done, total, seen)
         progress.said(f"{phase}: {done:,} of {total:,} points, {rate:.1f} per second{left}{step}")
 
     return tell

@@ -11,6 +11,7 @@ from typing import Any
 from triosim.cli import by_rules
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.cli.monitoring import monitored
 from triosim.cli.subject import ConfiguredRun, TracePath, WrittenReport, configured, named_reports, with_reports
 from triosim.config import Option
 from triosim.config.option import OUTPUT
@@ -58,6 +59,7 @@ OPTIONS = (
     Option("by_layer", "flag", False, panel=OUTPUT, help="Show exposed communication by layer and axis."),
     Option("what_if", "flag", False, panel=OUTPUT, help=
         "Run again with the GPUs, and each kind of link, twice as fast; show what that saves."),
+    *o.MONITOR,
     o.FORMAT,
     o.QUIET,
     *by_rules.OPTIONS,
@@ -113,11 +115,11 @@ def command(trace: TracePath = None, **given: Any) -> None:
     run = run.with_options(**dict.fromkeys(kept | {"timeline", "links"} if given["record"] else kept, True))
     if given["chakra"] is not None:
         graph_writing.check_folder(Path(given["chakra"]))
-    with Progress(shown=not given["quiet"]) as progress:
+    with Progress(shown=not given["quiet"]) as progress, monitored(progress, given) as watched:
         simulate = simulation.simulate_config
         if given["what_if"]:
             simulate = partial(what_if.what_if_config, started=progress.labelled)
-        result = simulate(run.subject, run.config, progress=progress)
+        result = simulate(run.subject, run.config, progress=watched)
     _hand_out(result, run, written, given)
 
 

@@ -9,6 +9,7 @@ Concurrent Execution"; PyTorch, ProcessGroupNCCL).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from triosim.conditions.faults import permanent_failures, schedule_events
 from triosim.engine.compute_units import ComputeUnits
 from triosim.engine.copy_engines import CopyEngines
 from triosim.engine.deadlock import deadlock_error
+from triosim.engine.doing import Doing, doing
 from triosim.engine.options import EngineOptions, launch_count
 from triosim.engine.rank_state import RankState, add_dependency
 from triosim.engine.recording import RankRecord, Recording
@@ -57,6 +59,19 @@ RUN_AHEAD = 1024
 #: Called with the simulated time and the number of finished tasks, every ``_PROGRESS_EVERY`` tasks.
 Progress = Callable[[float, int], None]
 
+
+class Observer(ABC):
+    """A ``Progress`` that is also told which engine begins to run, which it may look at and stop."""
+
+    @abstractmethod
+    def __call__(self, seconds: float, tasks: int) -> None:
+        """Take notice of the simulated time and of the number of finished tasks."""
+
+    @abstractmethod
+    def began(self, engine: Engine) -> None:
+        """Take notice of an engine that begins to run."""
+
+
 _PROGRESS_EVERY = 2048
 
 
@@ -86,6 +101,7 @@ class Engine:
         self._pending = 0  # hosts that still draw tasks, and tasks that are issued and not finished
         self._ready: deque[Handle] = deque()
         self._beginning = False  # whether ready tasks are being begun
+        self._stopped = False
         units = ComputeUnits(env, self.ranks, self.recording, self.options, self._finish, symmetry)
         self._speeds = units.speeds
         copies = CopyEngines(network, self.recording, self._communicated, self._start_transfer)
@@ -104,6 +120,20 @@ class Engine:
             **dict.fromkeys(COLLECTIVES.values(), self._rendezvous.collective),
         }
 
+    @property
+    def finished_tasks(self) -> int:
+        """How many tasks have ended."""
+        return self._finished_tasks
+
+    def stop(self) -> None:
+        """End the run at the next event; what has run until then is recorded."""
+        self._stopped = True
+
+    def doing(self) -> dict[int, Doing]:
+        """Return what each rank does or waits for now."""
+        arriving, posted = self._rendezvous.arriving, self._rendezvous.posted
+        return {index: doing(rank, arriving, posted) for index, rank in self.ranks.items()}
+
     @without_collecting()
     def run(self, streams: Mapping[int, TaskStream]) -> Recording:
         """Run every rank's stream to its end and return what was recorded.
@@ -121,7 +151,12 @@ class Engine:
         schedule_events(conditions, self.network, self._speeds)
         hosts = {rank: self.env.process(self._host(rank, streams[rank.index])) for rank in self.ranks.values()}
         self._pending += len(hosts)
+        if isinstance(self.progress, Observer):
+            self.progress.began(self)
         self._run_until_finished()
+        if self._stopped:
+            self.recording.end = self.env.now
+            return self.recording
         stuck = [rank for rank, host in hosts.items() if rank.unfinished or host.is_alive]
         if stuck:
             arriving, posted = self._rendezvous.arriving, self._rendezvous.posted
@@ -136,9 +171,11 @@ class Engine:
         """
         step = self.env.step
         try:
-            while self._pending:
+            while self._pending and not self._stopped:
                 step()
-            while self.env.peek() <= self.env.now:  # other events of this instant, such as the last rates
+            while (
+                self.env.peek() <= self.env.now and not self._stopped
+            ):  # other events of this instant, such as the last rates
                 step()
         except simpy.core.EmptySchedule:
             pass

@@ -19,6 +19,7 @@ from triosim.folding.steady_state import PeriodsLeftOut, WatchedEngine, watched_
 from triosim.networks.base import Network
 from triosim.pipeline.planning import PlannedRun
 from triosim.tasks import TaskStream
+from triosim.units import format_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ def run(planned: PlannedRun, config: RunConfig, progress: Progress | None = None
         runner = _Runner(planned, config, options, progress)
         recording, network = runner.run()
         notes.extend(runner.notes)
+        if getattr(progress, "stopped", False):
+            notes.append(
+                f"stopped after {format_time(recording.end)} of simulated time: the figures are of what had run until then"
+            )
     return Execution(recording, network, (*notes, *_without_effect(conditions, network, recording)))
 
 

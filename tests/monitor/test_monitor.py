@@ -1,0 +1,149 @@
+"""The monitor's page shows what a run does, pauses and stops it, and answers nobody who does not know its token."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traces import mlp
+
+import triosim
+from triosim import cli, save_trace
+from triosim.engine.doing import Doing
+from triosim.errors import OptionError
+from triosim.monitor.server import ADDRESS, served
+from triosim.monitor.watched_run import WatchedRun, cycle_of
+from triosim.units import parse_ranks
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")
+
+
+@pytest.fixture
+def done() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def url(done: list[str]) -> Iterator[str]:
+    with served(lambda: {"phase": "simulating"}, {"stop": lambda: done.append("stop")}) as found:
+        yield found
+
+
+def asked(url: str, path: str, *, method: str = "GET", **headers: str) -> tuple[int, str]:
+    """Return the status and the text of an answer; ``headers`` have underscores for hyphens."""
+    before, _, _ = url.partition("#")
+    request = urllib.request.Request(before.rstrip("/") + path, method=method)
+    for name, value in headers.items():
+        request.add_header(name.replace("_", "-"), value)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_the_state_and_the_actions_are_for_who_knows_the_token(url: str, done: list[str]) -> None:
+    token = url.partition("#")[2]
+    status, text = asked(url, "/state", x_token=token)
+    assert status == 200
+    assert json.loads(text)["phase"] == "simulating"
+    assert json.loads(text)["memory_bytes"] > 1_000_000
+    assert asked(url, "/state")[0] == 403
+    assert asked(url, "/state", x_token="wrong")[0] == 403
+    assert asked(url, "/do/stop", method="POST")[0] == 403
+    assert done == []
+    assert asked(url, "/do/stop", method="POST", x_token=token)[0] == 200
+    assert asked(url, "/do/start", method="POST", x_token=token)[0] == 404
+    assert done == ["stop"]
+
+
+def test_pages_of_other_origins_and_other_hosts_learn_nothing(url: str) -> None:
+    token = url.partition("#")[2]
+    assert asked(url, "/state", x_token=token, host="evil.example")[0] == 400
+    before = url.partition("#")[0]
+    request = urllib.request.Request(before + "state", headers={"x-token": token, "origin": "https://evil.example"})
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_nothing_listens_after_the_run_nor_beyond_the_loopback_address() -> None:
+    with served(lambda: {}, {}) as url:
+        port = int(url.split(":")[2].split("/")[0])
+        assert url.startswith(f"http://{ADDRESS}:")
+        socket.create_connection((ADDRESS, port), timeout=5).close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((ADDRESS, port), timeout=5)
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with socket.socket() as other:
+        other.bind((ADDRESS, 0))
+        other.listen()
+        with (
+            pytest.raises(OptionError, match=r"--monitor-port: port \d+ cannot be taken"),
+            served(lambda: {}, {}, other.getsockname()[1]),
+        ):
+            pass
+
+
+def long_run(watched: WatchedRun) -> Any:
+    return triosim.simulate(
+        mlp(), "dp=4", gpus=4, topology="ring(4, bandwidth=1 MB/s)", iterations=3000, progress=watched
+    )
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_run_is_paused_goes_on_and_stops_with_what_has_run() -> None:
+    watched = WatchedRun(lambda seconds, tasks: None)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(long_run(watched)))
+    thread.start()
+    wait_for(lambda: watched.state().get("tasks", 0) > 0)
+    watched.pause()
+    wait_for(lambda: watched.state()["tasks"] == (time.sleep(0.05), watched.state()["tasks"])[1])
+    state = watched.state()
+    assert state["paused"]
+    assert sum(len(parse_ranks(row["ranks"])) for row in state["ranks"]) == 4
+    assert {row["state"] for row in state["ranks"]} <= {"computing", "transferring", "waiting", "host"}
+    watched.stop()
+    thread.join(20)
+    (result,) = results
+    assert 0 < len(result.data.iterations) < 3000
+    assert [note for note in result.notes if note.startswith("stopped after")]
+    whole = triosim.simulate(mlp(), "dp=4", gpus=4, topology="ring(4, bandwidth=1 MB/s)")
+    assert result.step_time_s == pytest.approx(whole.step_time_s, rel=0.05)
+
+
+def test_ranks_that_wait_for_each_other_are_named() -> None:
+    def waiting(*partners: int) -> Doing:
+        return Doing("waiting", "a receive", 0.0, partners)
+
+    assert cycle_of({0: waiting(1), 1: waiting(2), 2: waiting(1), 3: Doing("computing", "mm")}) == [1, 2]
+    assert cycle_of({0: waiting(1), 1: Doing("computing", "mm")}) == []
+
+
+def test_the_command_prints_the_url_and_refuses_a_port_without_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "mlp.json"
+    save_trace(mlp(), trace)
+    assert cli.run(["simulate", str(trace), "--monitor", "-q"]) == 0
+    assert f"triosim: monitor at http://{ADDRESS}:" in capsys.readouterr().err
+    assert cli.run(["simulate", str(trace), "--monitor-port", "8000"]) == 2
+    assert "--monitor-port: has no effect without --monitor; add --monitor" in capsys.readouterr().err
