@@ -127,10 +127,10 @@ def _rows(ranks: dict[int, Doing], now: float) -> list[dict[str, Any]]:
     rows = []
     for (state, text), found in same.items():
         begun = [one.since for one in map(ranks.__getitem__, found) if one.since is not None]
-        since = max(0.0, now - min(begun)) if begun else None
-        rows.append({"ranks": format_ranks(found), "state": state, "text": text, "since_s": since})
-    rows.sort(key=lambda row: (row["state"] != "waiting", -(row["since_s"] or 0.0)))
-    return rows[:MOST_ROWS]
+        since = max(0.0, now - min(begun)) if begun else 0.0
+        row = {"ranks": format_ranks(found), "state": state, "text": text, "since_s": since if begun else None}
+        rows.append((state != "waiting", -since, row))
+    return [row for *_, row in sorted(rows, key=lambda one: one[:2])[:MOST_ROWS]]
 
 
 def cycle_of(ranks: dict[int, Doing]) -> list[int]:
