@@ -136,6 +136,13 @@ def test_files_beside_the_graphs_are_read_where_none_are_given(tmp_path: Path) -
     assert 1e-3 < on_node.step_time_s < found.step_time_s
 
 
+def test_a_roofline_needs_both_its_figures(tmp_path: Path) -> None:
+    prefix = str(write_graphs(tmp_path, [[computation(0, 0, num_ops=1, tensor_size=8)]] * 2))
+    write_inputs(tmp_path, 2, system={"roofline-enabled": 1, "local-mem-bw": 5})
+    with pytest.raises(TriosimError, match=r"system\.json: roofline-enabled without a peak-perf and a local-mem-bw"):
+        triosim.simulate(prefix)
+
+
 def test_a_study_needs_only_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_graphs(tmp_path, [[all_reduce(0, MIB, pg_name="1")]] * 2)
     write_inputs(tmp_path, 2)
@@ -206,3 +213,11 @@ def test_graphs_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_options_of_graphs_have_no_effect_on_anything_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "llama3-8b", "--groups", "x.json"]) == 2
     assert "--groups: has no effect without Chakra graphs" in capsys.readouterr().err
+
+
+def test_graphs_are_converted_to_task_streams(tmp_path: Path) -> None:
+    graph = [computation(0, 50), all_reduce(1, MIB, 0), computation(2, 20), all_reduce(3, 4 * MIB, 1, 2)]
+    before = simulated(tmp_path, [graph] * 4).step_time_s
+    assert run(["convert", str(tmp_path / "w"), str(tmp_path / "w.json.gz")]) == 0
+    after = triosim.simulate(str(tmp_path / "w.json.gz"), topology=str(tmp_path / "network.yml")).step_time_s
+    assert after == pytest.approx(before, rel=1e-12)

@@ -75,6 +75,16 @@ def test_operators_have_their_flops_and_bytes(tmp_path: Path) -> None:
     assert all(graph.whole(node, name) > 0 for node in on_gpu for name in ("num_ops", "tensor_size"))
 
 
+def test_another_gpu_takes_what_its_flops_and_memory_need(tmp_path: Path) -> None:
+    """An A100 reads graphs that were written for it as they are; an H200 is an H100 with a faster memory."""
+    folder = str(written(tmp_path, parallel="ddp=4", host_overhead="none"))
+    own, same = (triosim.simulate(folder, topology=SWITCH, **gpu) for gpu in ({}, {"gpu": "A100"}))
+    assert own.step_time_s == same.step_time_s
+    h100, h200 = (triosim.simulate(folder, topology=SWITCH, gpu=gpu) for gpu in ("H100", "H200"))
+    assert h200.data.ranks[0].compute_s < h100.data.ranks[0].compute_s < own.data.ranks[0].compute_s
+    assert any("take what the FLOPs and the memory of a H100" in note for note in h100.data.notes)
+
+
 def test_whole_microseconds_sum_up_to_what_was_computed(tmp_path: Path) -> None:
     (graph, *_) = read_workload(written(tmp_path, parallel="ddp=4", host_overhead="none"))
     computations = [node for node in graph.nodes.values() if node.type == NodeType.COMP]

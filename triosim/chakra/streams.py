@@ -140,10 +140,9 @@ def _time(graph: RankGraph, node: Node, system: GraphSystem) -> float:
             raise TraceError(f"there is no type {node.type}", where=graph.where(node), fix="write 0 to 7")
         return 0.0
     exact, compute = node.attributes.get(NS), system.compute
-    if isinstance(exact, float):
-        return exact / 1e9
-    if graph.on_cpu(node) or not compute.roofline or (node.duration_us and "num_ops" not in node.attributes):
-        return node.duration_us / 1e6
+    known = isinstance(exact, float) or node.duration_us
+    if graph.on_cpu(node) or not compute.roofline or (known and "num_ops" not in node.attributes):
+        return exact / 1e9 if isinstance(exact, float) else node.duration_us / 1e6
     operations, size = graph.whole(node, "num_ops", 0), graph.whole(node, "tensor_size", 0)
     return max(operations / compute.peak, size / compute.memory_bandwidth)
 

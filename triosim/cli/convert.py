@@ -12,6 +12,8 @@ from triosim.output_files import check_outputs
 from triosim.trace.formats import read, write
 
 graph_writing = LaterModule("pipeline.graph_writing")
+graphs = LaterModule("pipeline.graphs")
+workload = LaterModule("chakra.workload")
 
 TO = Option(
     "to",
@@ -40,9 +42,10 @@ def command(
     PyTorch's execution trace and profile as the graph of a rank, for ASTRA-sim and other tools:
     [cyan]triosim convert profiler_output/ graphs/ --to chakra[/]
     """
+    config = RunConfig.of(trace_format=given["trace_format"])
     if given["to"] == "chakra":
-        config = RunConfig.of(trace_format=given["trace_format"])
         graph_writing.write_step(source, config, Path(target))
         return
     check_outputs(target, reading=(source,))
-    write(read(source, given["trace_format"]), target)
+    is_graphs = config.trace_format is None and workload.is_prefix(source)
+    write(graphs.graph_streams(Path(source), config) if is_graphs else read(source, config.trace_format), target)

@@ -19,7 +19,7 @@ from triosim.chakra.streams import GraphSystem, task_streams
 from triosim.chakra.workload import read_workload
 from triosim.config import COMMON, RunConfig
 from triosim.config.option import CHAKRA
-from triosim.errors import OptionError
+from triosim.errors import OptionError, TopologyError
 from triosim.garbage_collector import without_collecting
 from triosim.trace.task_streams import TaskStreams
 
@@ -32,15 +32,19 @@ def graph_streams(prefix: Path, config: RunConfig) -> TaskStreams:
     graphs = read_workload(prefix, prod(dimensions) if dimensions else None, control=config.dependencies == "all")
     facts = StepFacts.of(graphs[0].metadata)
     described = None if files.system is None else read_system(files.system)
+    compute, timed = _compute(Compute() if described is None else described.compute, config, facts)
+    if compute.roofline and not (compute.peak and compute.memory_bandwidth):
+        what = "roofline-enabled without a peak-perf and a local-mem-bw"
+        raise TopologyError(what, where=str(files.system), fix="write both, or turn it off")
     system = GraphSystem(
         groups={} if files.groups is None else read_groups(files.groups, len(graphs)),
         dimensions=dimensions,
-        compute=_compute(Compute() if described is None else described.compute, config),
+        compute=compute,
         memory=None if files.memory is None else read_remote_memory(files.memory),
         gpu=facts.gpu if config.gpu is None else catalogue.find(config.gpu).name,
         memory_bound=facts.memory_bound,
     )
-    notes = (*files.notes, *(() if described is None else described.notes))
+    notes = (*files.notes, *(() if described is None else described.notes), *timed)
     beside = str(files.network) if config.topology is None and files.network is not None else None
     return replace(task_streams(graphs, system, str(prefix)), topology=beside, notes=notes)
 
@@ -59,9 +63,10 @@ def _given(config: RunConfig) -> Mapping[str, str | None]:
     return {"network": network, "system": config.system, "memory": config.memory, "groups": config.groups}
 
 
-def _compute(found: Compute, config: RunConfig) -> Compute:
-    """Return what prices computations: system.json's roofline, or that of the GPU that is asked for."""
-    if config.gpu is None:
-        return found
-    gpu = catalogue.find(config.gpu)
-    return replace(found, peak=gpu.rate("bfloat16"), memory_bandwidth=gpu.bandwidth, roofline=True)
+def _compute(found: Compute, config: RunConfig, facts: StepFacts) -> tuple[Compute, tuple[str, ...]]:
+    """Return what prices computations, and what to note: system.json's roofline, or that of another GPU that is asked for."""
+    gpu = None if config.gpu is None else catalogue.find(config.gpu)
+    if gpu is None or gpu.name == facts.gpu:
+        return found, ()
+    note = f"computations with num_ops take what the FLOPs and the memory of a {gpu.name} need"
+    return replace(found, peak=gpu.rate("bfloat16"), memory_bandwidth=gpu.bandwidth, roofline=True), (note,)
