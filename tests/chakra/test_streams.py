@@ -33,6 +33,13 @@ def test_a_chain_takes_the_sum_of_its_durations(tmp_path: Path) -> None:
     assert found.step_time_s == pytest.approx(12e-6)
 
 
+def test_each_rank_says_when_it_ended(tmp_path: Path) -> None:
+    """As ASTRA-sim does: 5 and 12 us, in a step of 12."""
+    found = simulated(tmp_path, [[computation(0, 5)], [computation(0, 5), computation(1, 7, 0)]])
+    assert [rank.finished_s for rank in found.data.ranks] == pytest.approx([5e-6, 12e-6])
+    assert found.data.ranks[0].idle_s == pytest.approx(7e-6)
+
+
 def test_a_computation_overlaps_a_collective_that_it_does_not_wait_for(tmp_path: Path) -> None:
     one = simulated(tmp_path, [[all_reduce(0, MIB)]] * 4).step_time_s
     both = simulated(tmp_path, [[all_reduce(0, MIB), computation(1, 500)]] * 4).step_time_s

@@ -145,6 +145,7 @@ def _rank_times(record: RankRecord, end: float, steps: int) -> RankTimes:
         exposed / steps,
         idle / steps,
         record.waiting_seconds / steps,
+        max(0.0, end / steps - (end - record.finished)),
     )
 
 

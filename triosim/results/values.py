@@ -20,7 +20,7 @@ class RankTimes:
 
     ``compute_s`` is the sum of its operators' times; ``communication_s`` runs from its arrival at each transfer until
     that is through, ``waiting_s`` of it before the last partner arrived; in ``exposed_communication_s`` of it the rank
-    computes nothing; in ``idle_s`` it does neither.
+    computes nothing; in ``idle_s`` it does neither. ``finished_s`` is when it had ended, on the clock of the step.
     """
 
     rank: int
@@ -29,11 +29,12 @@ class RankTimes:
     exposed_communication_s: float
     idle_s: float
     waiting_s: float
+    finished_s: float = 0.0
 
 
 def mean_of_ranks(ranks: Sequence[RankTimes], row: int) -> RankTimes:
     """Return the mean of the ranks' figures, as a rank of its own."""
-    names = ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s")
+    names = ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s", "finished_s")
     return RankTimes(row, *(math.fsum(getattr(rank, name) for rank in ranks) / len(ranks) for name in names))
 
 

@@ -34,7 +34,7 @@ _LAYER = ("forward_s", "backward_s", "optimizer_s", "total_s")
 _QUANTITIES: dict[str, tuple[str, ...]] = {
     "axis": ("bytes", "transfers", "exposed_s", "waiting_s"),
     "doubt": ("error_s", "share"),
-    "rank": ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s"),
+    "rank": ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s", "finished_s"),
     "layer": _LAYER,
     "layer_on_ranks": _LAYER,
     "operator": ("total_s", "count"),
