@@ -11,6 +11,7 @@ import typer
 
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, QuickCommand, show_on_terminal
+from triosim.cli.monitoring import monitored
 from triosim.cli.subject import chosen
 from triosim.config import Option, RunConfig
 from triosim.config.option import CHAKRA, GENERAL, OUTPUT
@@ -69,6 +70,7 @@ OPTIONS = (
         "How long a rank may launch nothing, in real time, before its script counts as hanging."),
     Option("output", metavar="FILE", short="-o", panel=OUTPUT, help="Write the whole result as JSON."),
     o.REPORT,
+    *o.MONITOR,
     replace(o.QUIET, help="Print no tables: the script's output alone."),
 )
 SYSTEM_OPTIONS = tuple(
@@ -124,7 +126,8 @@ def command(
         files=given["files"],
         patience=given["patience"],
     )
-    status, result = live.run_live(request, config)
+    with monitored(_unheard, given) as progress:
+        status, result = live.run_live(request, config, progress)
     if result is not None:
         if given["output"] is not None:
             result.save(given["output"])
@@ -136,6 +139,10 @@ def command(
         print("triosim: contents of tensors, such as losses, were not computed", file=sys.stderr)
     if status:
         raise typer.Exit(status)
+
+
+def _unheard(seconds: float, tasks: int) -> None:
+    """Show no progress: the terminal is the script's."""
 
 
 def _seconds(text: str | None) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 from triosim.capture.many_ranks import joined_streams
 from triosim.capture.process_pool import start_method
 from triosim.compute.pricing.prediction import with_predicted_times
-from triosim.engine import Engine
+from triosim.engine import Engine, Progress
 from triosim.errors import OptionError
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.live.job import LiveJob
@@ -75,7 +75,9 @@ class LiveRun:
             process.join()
         self._folder.cleanup()
 
-    def simulate(self, like: Sequence[int], system: LiveSystem, step: int | None = None) -> LiveOutcome:
+    def simulate(
+        self, like: Sequence[int], system: LiveSystem, step: int | None = None, progress: Progress | None = None
+    ) -> LiveOutcome:
         """Simulate all ranks until the script ends; ``like`` is, for each, the running rank that it follows.
 
         ``step`` is the one whose record is wanted, by default one that takes as long as the median one. Raises
@@ -89,7 +91,7 @@ class LiveRun:
         simulated = range(self.job.world) if symmetry is None else symmetry.representatives
         homes = {rank: rank if symmetry is None else symmetry.representative(rank) for rank in running}
         models = {rank: like[rank] for rank in simulated}
-        engine = Engine(system.network.env, system.network, system.engine, symmetry=symmetry)
+        engine = Engine(system.network.env, system.network, system.engine, progress=progress, symmetry=symmetry)
         hosts = sum(models[home] == rank for rank, home in homes.items())
         records = StepRecords(engine.recording, system.network, hosts, step)
         streams = LiveStreams(running, models, homes, self._groups, self._output, records.ended)

@@ -15,6 +15,7 @@ from triosim import gpus
 from triosim.capture.many_ranks import CapturedStreams, captured_streams, checked_ranks
 from triosim.capture.process_pool import CaptureJob
 from triosim.config import RunConfig
+from triosim.engine import Progress
 from triosim.errors import CaptureError
 from triosim.live.job import START_TIME, LiveJob
 from triosim.live.launchers import Launch
@@ -71,7 +72,7 @@ class Request:
         )
 
 
-def run_live(request: Request, config: RunConfig) -> tuple[int, Result | None]:
+def run_live(request: Request, config: RunConfig, progress: Progress | None = None) -> tuple[int, Result | None]:
     """Run a script; return its exit status, and the result of one of its steps where there is one.
 
     What it prints goes to the terminal meanwhile. Raises ``TriosimError`` for what is wrong with the options, and where the
@@ -86,7 +87,7 @@ def run_live(request: Request, config: RunConfig) -> tuple[int, Result | None]:
         system = live_system(job.gpu, job.world, config, None if found is None else found.streams)
         if found is not None and system.symmetry is not None:
             like = found.streams.like
-        outcome = run.simulate(like, system, request.step)
+        outcome = run.simulate(like, system, request.step, progress)
     _say_files(str(job.files), kept=request.files is not None)
     return outcome.status, _result(outcome, config)
 
