@@ -132,6 +132,8 @@ def test_megatron_clamps_gates_and_adds_biases_of_experts_operator_by_operator_u
     assert more(stack="te-fp8", dtype="bf16")["aten::clamp"] == 2 * LLAMA.layers
     fused = described(replace(sizes, expert_bias=True, fused_experts=True), stack="te-fp8", dtype="bf16")
     assert "aten::clamp" not in names(fused)
+    kernels = {one.attributes.get("kernel") for one in fused.operators if one.name == "aten::_scaled_grouped_mm"}
+    assert kernels == {"fused"}
 
 
 def test_weights_and_biases_of_experts_are_added_in_fp32() -> None:

@@ -49,7 +49,7 @@ class Recipe:
     @property
     def trained(self) -> str:
         """The model as the command names it."""
-        return f"{self.model}(fused_experts=true)" if self.model == _GPT_OSS and self._is_one_graph else self.model
+        return f"{self.model}(fused_experts=true)" if self._is_one_graph else self.model
 
     def options(self) -> dict[str, Any]:
         """Return the options of the command, by name."""

@@ -3,11 +3,13 @@
     python -m validation.steps.constant_fit energy hopper|ampere [ROWS]
     python -m validation.steps.constant_fit launch eager|compiled|megatron|te-fp8|deepspeed [ROWS]
     python -m validation.steps.constant_fit call deepspeed [ROWS]
+    python -m validation.steps.constant_fit experts grouped [ROWS]
 
 ``energy`` is that of a FLOP of an architecture (``triosim.gpus.energy.HALF``), ``launch`` what a launch costs the host in a
-software stack (``triosim/config/stacks.json``), ``call`` that of a communication alone. Rows are predicted by their plain
+software stack (``triosim/config/stacks.json``), ``call`` that of a communication alone, ``experts`` how much longer products of
+groups take than one of all rows (``triosim.compute.models.grouped_products``). Rows are predicted by their plain
 commands, in processes that take another value. Between these the logarithm of a step's time is a straight line in that of the
-constant. Sources count alike, however many rows they have: those of an energy are tables, those of a launch model sizes and
+constant. Sources count alike, however many rows they have: those of an energy are tables, the others model sizes and
 GPUs of a table. ROWS are those of each table, evenly spaced (12). Rows that change by less than 2% between the smallest and
 the largest value say nothing of it, and are not predicted with the others.
 """
@@ -25,6 +27,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute.models import grouped_products
 from triosim.config.stacks import STACKS, Stack
 from triosim.errors import TriosimError
 from triosim.gpus import energy
@@ -101,7 +104,23 @@ def call_of(stack: str) -> Constant:
     return launch_of(stack, ("call_seconds",))
 
 
-KINDS: dict[str, Callable[[str], Constant]] = {"energy": energy_of, "launch": launch_of, "call": call_of}
+def grouped_products_of(_: str) -> Constant:
+    """Return how much longer products of groups take than one of all rows."""
+    shipped = grouped_products.SLOWDOWN
+
+    def multiply(factor: float) -> None:
+        grouped_products.SLOWDOWN = factor * shipped
+
+    tables, factors = ("automodel", "megatron-bridge"), (0.6, 0.8, 1.0, 1.25, 1.5)
+    return Constant(shipped, "times", tables, factors, multiply, _model_of_table)
+
+
+KINDS: dict[str, Callable[[str], Constant]] = {
+    "energy": energy_of,
+    "launch": launch_of,
+    "call": call_of,
+    "experts": grouped_products_of,
+}
 
 
 def _model_of_table(table: str, row: Row) -> str:

@@ -15,6 +15,7 @@ from triosim.compute.families import FamilyCalls
 from triosim.compute.learned import model_files
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.models.forest import Forest, Reduction
+from triosim.compute.models.grouped_products import SLOWDOWN
 from triosim.errors import TriosimError
 from triosim.trace import Operator, Tensor
 
@@ -159,15 +160,17 @@ def test_tf32_takes_as_long_as_half_precision_with_factors_twice_as_wide() -> No
         assert found == wanted
 
 
-def test_a_product_of_groups_takes_as_long_as_one_of_all_rows_in_whole_tiles() -> None:
-    """200 rows in each of four groups are two tiles of 128 rows each: 1,024 rows."""
+def test_a_product_of_groups_in_fused_kernels_takes_as_long_as_one_of_all_rows_in_whole_tiles() -> None:
+    """200 rows in each of four groups are two tiles of 128 rows each: 1,024 rows. Group by group it takes longer."""
     rows, weights = Tensor(0, (800, 2048), "bfloat16"), Tensor(1, (4, 2048, 4096), "bfloat16")
-    grouped = Operator(
+    by_group = Operator(
         0, "aten::_grouped_mm", "forward", "", (rows, weights), (Tensor(2, (800, 4096), "bfloat16"),), 0.0
     )
-    found = Forest().estimate([grouped, linear(1024, 4096, 2048)], "H100")
-    assert found.seconds[0] == found.seconds[1]
-    assert found.relative_error[0] > found.relative_error[1]
+    fused = replace(by_group, attributes={"kernel": "fused"})
+    found = Forest().estimate([by_group, fused, linear(1024, 4096, 2048)], "H100")
+    assert found.seconds[1] == found.seconds[2]
+    assert found.seconds[0] == pytest.approx(SLOWDOWN * found.seconds[1])
+    assert found.relative_error[0] == found.relative_error[1] > found.relative_error[2]
 
 
 def test_in_a_step_a_scaled_product_does_not_quantise_its_activations() -> None:

@@ -17,11 +17,9 @@ from triosim.compute.families import FamilyCalls
 from triosim.compute.learned import model_files
 from triosim.compute.learned.call_features import ATTENTION_SECONDS
 from triosim.compute.learned.family_model import FamilyModel
-from triosim.compute.models import alignment, attention_kernels
+from triosim.compute.models import alignment, attention_kernels, grouped_products
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu, energy
-from triosim.operators.features import base_name
-from triosim.operators.products import form_of
 from triosim.trace import Operator
 
 #: Half precision, and fp8, run on the same units at the same rate in either format; the tables hold one of them.
@@ -80,10 +78,11 @@ class Forest(ComputeModel):
                 found.add(rows, seconds, error + _GRADIENT_ERROR)
                 self._name(found, rows, model, target)
         if "product" in self.families:
-            grouped = [form_of(base_name(operator.name)) == "grouped" for operator in seen]
-            found.relative_error[grouped] += _GROUPED_ERROR
+            found.relative_error[[grouped_products.is_grouped(operator) for operator in seen]] += _GROUPED_ERROR
             pairs = zip(seen, seen.forwards, strict=True)
             found.seconds[:] *= [alignment.slowdown(*one, target) for one in pairs]
+            by_group = [grouped_products.slowdown(operator) for operator in seen]
+            found.seconds[:] *= np.where(np.array(found.model) == _OWN, 1.0, by_group)
         return found
 
     def _model(self, calls: FamilyCalls, gpu: Gpu) -> FamilyModel | None:

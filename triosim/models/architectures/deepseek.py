@@ -12,7 +12,7 @@ from triosim.models.architectures.llama import Angles, Llama, gated_mlp, rotary_
 from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, mul, sub
 from triosim.models.operators.fused import rotary_embedding
-from triosim.models.operators.moe import mixture, sigmoid_router
+from triosim.models.operators.moe import Experts, mixture, sigmoid_router
 from triosim.models.operators.products import linear
 from triosim.models.operators.tape import Value, module
 from triosim.models.operators.views import cat, expand, reshape, slice_of, split, transpose, unsqueeze, view
@@ -57,7 +57,8 @@ class DeepSeek(Llama):
         fused = choices.fused()
         groups = self.groups, self.groups_per_token
         routed = sigmoid_router(flat, self.experts, self.experts_per_token, *groups, fused=fused)
-        found = mixture(x, routed, (self.experts, self.expert_width), fused=fused)
+        experts = Experts(self.experts, self.expert_width, fused_products=self.fused_experts)
+        found = mixture(x, routed, experts, fused=fused)
         if not self.shared_experts:
             return found
         with x.tape.at("shared_experts"):

@@ -17,7 +17,7 @@ from triosim.models.operators.attention import features_of_head, multi_head_atte
 from triosim.models.operators.elementwise import add, elementwise, mul, mul_number, neg, silu, to
 from triosim.models.operators.fused import gated_unit
 from triosim.models.operators.layers import embedding, next_token_loss, rms_norm
-from triosim.models.operators.moe import mixture, softmax_router
+from triosim.models.operators.moe import Experts, mixture, softmax_router
 from triosim.models.operators.products import linear
 from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import cat, reshape, slice_of, split, transpose, unsqueeze, view
@@ -33,12 +33,12 @@ class Llama:
     et al. 2023), by default each has its own keys and values.
 
     With ``experts``, each token goes to ``experts_per_token`` of so many feed-forward networks, which have biases and clamp
-    their gates with ``expert_bias``: by operators of their own, or in the kernels of their products with ``fused_experts``
-    (Transformer Engine's op fuser, Megatron-Core's ``use_transformer_engine_op_fuser``). The angles of ``yarn`` have a factor
-    (Peng et al. 2023), which Transformer Engine's fused kernel does not take (Megatron-Core's ``apply_rotary_pos_emb``). In the
-    style of torchtitan (Liang et al. 2024), rotary embedding multiplies complex numbers in fp32, and keys and values are
-    repeated for the heads that share them; transformers of 2024 repeats them too, and its loss copies the logits that have a
-    next token.
+    their gates with ``expert_bias``: by operators of their own. With ``fused_experts`` kernels that were written for experts
+    run products, biases and gates (Transformer Engine's op fuser, Megatron-Core's ``use_transformer_engine_op_fuser``). The
+    angles of ``yarn`` have a factor (Peng et al. 2023), which Transformer Engine's fused kernel does not take (Megatron-Core's
+    ``apply_rotary_pos_emb``). In the style of torchtitan (Liang et al. 2024), rotary embedding multiplies complex numbers in
+    fp32, and keys and values are repeated for the heads that share them; transformers of 2024 repeats them too, and its loss
+    copies the logits that have a next token.
     """
 
     layers: int
@@ -142,9 +142,8 @@ class Llama:
         if not self.experts:
             return gated_mlp(x, self.feed_forward, fused=choices.fused())
         routed = softmax_router(reshape(x, (-1, self.hidden)), self.experts, self.experts_per_token)
-        sizes = self.experts, self.feed_forward
-        biased = self.expert_bias and not self.fused_experts
-        return mixture(x, routed, sizes, fused=choices.fused(), biased=biased)
+        experts = Experts(self.experts, self.feed_forward, self.expert_bias, self.fused_experts)
+        return mixture(x, routed, experts, fused=choices.fused())
 
     def _logits(self, x: Value, choices: ChoiceReader) -> Value:
         with x.tape.at("lm_head"):

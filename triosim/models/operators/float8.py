@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from triosim.config.stacks import ProductKind
 from triosim.models.operators.elementwise import elementwise
@@ -113,7 +114,7 @@ def product(x: Value, weight: Value) -> Value:
     return x.tape.differentiate((out,), (x, weight), backward)
 
 
-def grouped(x: Value, weight: Value, ends: Value) -> Value:
+def grouped(x: Value, weight: Value, ends: Value, **attributes: Any) -> Value:
     """Rows (rows, k) by the transposed weights (groups, n, k) of their groups, which end where ``ends`` says.
 
     A pass for the largest magnitudes is not counted: what made the rows finds them.
@@ -124,7 +125,7 @@ def grouped(x: Value, weight: Value, ends: Value) -> Value:
 
     def multiply(a: Narrow, first: Value, b: Narrow, second: Value, shape: tuple[int, ...], dtype: str) -> Value:
         given = (first, second, a.scale, b.scale, ends)
-        return tape.result("_scaled_grouped_mm", given, shape, dtype)
+        return tape.result("_scaled_grouped_mm", given, shape, dtype, **attributes)
 
     out = multiply(rows, rows.rows, table, transpose(table.rows, 1, 2), (x.shape[0], wide), x.dtype)
 

@@ -9,6 +9,9 @@ experts have biases and clamped gates, for which Megatron-Core runs operators of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from triosim.models.operators import float8
 from triosim.models.operators.elementwise import (
     add,
@@ -28,6 +31,19 @@ from triosim.models.operators.layers import softmax
 from triosim.models.operators.products import linear, lower_precision, mm
 from triosim.models.operators.tape import Value, module
 from triosim.models.operators.views import cat, reshape, split, t, transpose, unsqueeze, view
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of a layer: how many, the ``features`` of each, and whether they are ``biased`` and clamp their gates.
+
+    With ``fused_products`` kernels that were written for experts run their products with the biases and gates.
+    """
+
+    count: int
+    features: int
+    biased: bool = False
+    fused_products: bool = False
 
 
 def softmax_router(x: Value, experts: int, chosen: int) -> tuple[Value, Value]:
@@ -67,20 +83,18 @@ def sigmoid_router(
         return mul_number(weights), indices
 
 
-def experts(
-    x: Value, routed: tuple[Value, Value], sizes: tuple[int, int], *, fused: bool = False, biased: bool = False
-) -> Value:
+def _outputs(x: Value, routed: tuple[Value, Value], experts: Experts, *, fused: bool) -> Value:
     """Return the experts' outputs for (tokens, hidden), summed with the router's weights.
 
-    ``sizes`` are the number of experts and their features. What they do with biases is recorded where kernels are ``fused``.
+    What they do with biases is recorded where kernels are ``fused``.
     """
-    count, feed_forward = sizes
+    count, feed_forward = experts.count, experts.features
     tape, (tokens, hidden) = x.tape, x.shape
     weights, indices = routed
     chosen = weights.shape[1]
     with tape.at("experts"):
         if fused:
-            return _by_fused_kernels(x, weights, indices, sizes, biased=biased)
+            return _by_fused_kernels(x, weights, indices, experts)
         weights, indices = view(weights, (-1,)), view(indices, (-1,))
         ordered, order = tape.new(indices.shape, "int64"), tape.new(indices.shape, "int64")
         tape.record("sort", (indices,), (ordered, order), dim=-1)
@@ -103,18 +117,20 @@ def experts(
         return to(total(found, [1]), x.dtype)
 
 
-def _by_fused_kernels(x: Value, weights: Value, indices: Value, sizes: tuple[int, int], *, biased: bool) -> Value:
+def _by_fused_kernels(x: Value, weights: Value, indices: Value, experts: Experts) -> Value:
     """The same: a kernel each sorts the rows, multiplies gates, and adds up the outputs of a token with their weights."""
-    tape, (count, feed_forward), hidden = x.tape, sizes, x.shape[1]
+    tape, count, feed_forward, hidden = x.tape, experts.count, experts.features, x.shape[1]
+    own_biases = experts.biased and not experts.fused_products
+    attributes = {"kernel": "fused"} if experts.fused_products else {}
     places = tape.result("argsort", (view(indices, (-1,)),), (indices.shape[0] * indices.shape[1],), "int32")
     ends = tape.result("histc", (places,), (count,), "int32")
     taken = tape.new((places.shape[0], hidden), x.dtype)
     tape.kernel("fused::permute_tokens", (x, places), (taken,), of=(x,), saved=(places,))
     both = tape.parameter("gate_up_proj", (count, 2 * feed_forward, hidden))
     down = tape.parameter("down_proj", (count, hidden, feed_forward))
-    made = module("act_fn", _gated, _by_group(taken, both, ends), clamped=biased)
-    found = _by_group(made, down, ends)
-    if biased:
+    made = module("act_fn", _gated, _by_group(taken, both, ends, **attributes), clamped=own_biases)
+    found = _by_group(made, down, ends, **attributes)
+    if own_biases:
         found = _with_bias(found, weights)
     given, out = (found, weights, places), tape.new(x.shape, x.dtype)
     return tape.kernel("fused::unpermute_tokens", given, (out,), of=(found, weights), saved=given)
@@ -135,38 +151,36 @@ def _with_bias(found: Value, weights: Value) -> Value:
     return to(cat([add(found, spread)], 0), found.dtype)  # of the pieces of all experts
 
 
-def mixture(
-    x: Value, routed: tuple[Value, Value], sizes: tuple[int, int], *, fused: bool = False, biased: bool = False
-) -> Value:
+def mixture(x: Value, routed: tuple[Value, Value], experts: Experts, *, fused: bool = False) -> Value:
     """The experts, over (batch, length, hidden)."""
-    return view(experts(reshape(x, (-1, x.shape[-1])), routed, sizes, fused=fused, biased=biased), x.shape)
+    return view(_outputs(reshape(x, (-1, x.shape[-1])), routed, experts, fused=fused), x.shape)
 
 
-def _by_group(x: Value, weight: Value, ends: Value) -> Value:
+def _by_group(x: Value, weight: Value, ends: Value, **attributes: Any) -> Value:
     """(rows, k) by the transposed parameter (groups, n, k)."""
     if float8.fits_experts(x, weight):
-        return float8.grouped(x, weight, ends)
-    return grouped(x, transpose(lower_precision(weight), 1, 2), ends)
+        return float8.grouped(x, weight, ends, **attributes)
+    return grouped(x, transpose(lower_precision(weight), 1, 2), ends, **attributes)
 
 
-def grouped(x: Value, weight: Value, ends: Value) -> Value:
+def grouped(x: Value, weight: Value, ends: Value, **attributes: Any) -> Value:
     """(rows, k) by (groups, k, n): each row by the matrix of its group, which ends where ``ends`` says."""
     x = lower_precision(x)
-    out = _grouped(x, weight, ends, (x.shape[0], weight.shape[2]))
+    out = _grouped(x, weight, ends, (x.shape[0], weight.shape[2]), **attributes)
 
     def backward(g: Value) -> tuple[Value | None, Value | None]:
         g = to(g, x.dtype)
         turned = transpose(g, 0, 1)
-        second = _grouped(turned, x, ends, (weight.shape[0], weight.shape[2], weight.shape[1]))
+        second = _grouped(turned, x, ends, (weight.shape[0], weight.shape[2], weight.shape[1]), **attributes)
         second = transpose(second, 1, 2)
         first = transpose(weight, 1, 2)
-        return _grouped(g, first, ends, x.shape) if x.node else None, second
+        return _grouped(g, first, ends, x.shape, **attributes) if x.node else None, second
 
     return x.tape.differentiate((out,), (x, weight), backward)
 
 
-def _grouped(first: Value, second: Value, ends: Value, shape: tuple[int, ...]) -> Value:
-    return first.tape.result("_grouped_mm", (first, second, ends), shape, first.dtype)
+def _grouped(first: Value, second: Value, ends: Value, shape: tuple[int, ...], **attributes: Any) -> Value:
+    return first.tape.result("_grouped_mm", (first, second, ends), shape, first.dtype, **attributes)
 
 
 def index(x: Value, rows: Value) -> Value:
