@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.chakra [--ranks 64 256 1024] [--nodes 1000] [--rules]`` writes graphs of a data- and tensor-parallel
 step: each layer computes and all-reduces in a group of eight ranks, and all-reduces gradients with the ranks of the same place.
-``--rules`` simulates by ASTRA-sim's rules. Each number of ranks is a process of its own, whose peak memory is told.
+``--rules`` simulates by ASTRA-sim's rules; ``--reading`` reads 50,000 nodes of three kinds instead. Each number of ranks is a
+process of its own, whose peak memory is told.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import triosim
 from triosim.chakra.nodes import CollectiveType, Node, NodeType
+from triosim.chakra.reading import EtReader
 from triosim.chakra.workload import read_workload
 from triosim.chakra.writing import write_et
 from triosim.engine.astra_sim.run import Settings
@@ -73,6 +75,40 @@ def write(folder: Path, ranks: int, count: int) -> float:
     return ranks * count / took
 
 
+def kinds_of_nodes(count: int) -> dict[str, list[Node]]:
+    """Return nodes as simple as can be, with the attributes of PyTorch's converter, and with fifty dependencies each."""
+    plain = [Node(n, "mm", NodeType.COMP, (), (n - 1,) if n else (), 0, 20, {"is_cpu_op": False}) for n in range(count)]
+    same = {
+        "is_cpu_op": True,
+        "fw_parent": 0,
+        "scope": 0,
+        "tid": 1,
+        "op_schema": "aten::mm(Tensor self, Tensor mat2) -> Tensor",
+    }
+    return {
+        "one attribute": plain,
+        "eight attributes, three of which differ": [
+            one._replace(attributes={**same, "rf_id": one.id, "seq_id": one.id // 3, "fw_tid": one.id // 7})
+            for one in plain
+        ],
+        "fifty dependencies": [one._replace(data_deps=tuple(range(max(0, one.id - 50), one.id))) for one in plain],
+    }
+
+
+def print_reading(count: int) -> None:
+    """Print nodes a second of each kind: the best of three times."""
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "w.0.et"
+        for kind, nodes in kinds_of_nodes(count).items():
+            write_et(path, nodes)
+            took = []
+            for _ in range(3):
+                began = time.perf_counter()
+                EtReader().nodes(path)
+                took.append(time.perf_counter() - began)
+            print(f"{kind}: {count / min(took):,.0f} nodes a second")
+
+
 def measured(ranks: int, count: int, *, rules: bool) -> str:
     """Return a row of the table."""
     with tempfile.TemporaryDirectory() as place:
@@ -98,7 +134,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--rules", action="store_true")
+    parser.add_argument("--reading", action="store_true")
     options = parser.parse_args()
+    if options.reading:
+        print_reading(50_000)
+        return
     if len(options.ranks) == 1:
         print(measured(options.ranks[0], options.nodes, rules=options.rules))
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from chakra.graphs import all_reduce, computation
 
-from triosim.chakra.attributes import read_attribute
+from triosim.chakra.attributes import read_attribute, write_attribute
 from triosim.chakra.nodes import Node, NodeType, Value
 from triosim.chakra.reading import EtReader
 from triosim.chakra.writing import write_et
@@ -102,6 +102,10 @@ def test_a_file_without_metadata_loses_no_node(tmp_path: Path) -> None:
     (tmp_path / "w.0.et").write_bytes(b"\x04" + ID + TYPE)
     with pytest.raises(TraceError, match="its first message is a node, where GlobalMetadata should be"):
         EtReader().nodes(tmp_path / "w.0.et")
+
+
+def test_a_name_of_more_than_127_bytes_is_read_whole() -> None:
+    assert read_attribute(write_attribute("n" * 200, 5)) == ("n" * 200, 5)
 
 
 def test_broken_bytes_are_an_error_or_other_nodes_and_nothing_else(tmp_path: Path) -> None:

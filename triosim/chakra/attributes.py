@@ -45,6 +45,7 @@ _TEXT_KINDS: Mapping[int, Callable[[bytes], Value]] = {29: _text, 31: bytes}
 _LAST_KIND = 32
 
 _NAME_KEY = 1 << 3 | LENGTH
+_ALIKE = 1 << 31  # smaller numbers mean the same in all of these
 _WHOLE_KEYS = tuple(number << 3 | VARINT for number in (7, 9, 11, 13))
 
 #: The fields in which the readers of ASTRA-sim and of Chakra expect an attribute, by its name.
@@ -74,7 +75,7 @@ def read_attribute(data: bytes) -> tuple[str, Value | None]:
 
 def _quick(data: bytes) -> tuple[str, Value] | None:
     """Return an attribute of the usual form, a short name and then a whole number, without going field by field."""
-    if len(data) < 4 or data[0] != _NAME_KEY:
+    if len(data) < 4 or data[0] != _NAME_KEY or data[1] >= 0x80:
         return None
     end = data[1] + 2
     if end + 1 >= len(data) or data[end] not in _WHOLE_KEYS:
@@ -82,7 +83,12 @@ def _quick(data: bytes) -> tuple[str, Value] | None:
     value, after = varint(data, end + 1)
     if after != len(data):
         return None
-    return data[2:end].decode("utf-8", errors="replace"), _VARINT_KINDS[data[end] >> 3](value)
+    return _short_name(data[2:end]), value if value < _ALIKE else _VARINT_KINDS[data[end] >> 3](value)
+
+
+@lru_cache(maxsize=1 << 12)
+def _short_name(data: bytes) -> str:
+    return _text(data)
 
 
 def _value(number: int, wire: int, found: int | bytes) -> Value:
