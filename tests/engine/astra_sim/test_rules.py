@@ -17,6 +17,7 @@ import pytest
 from chakra.graphs import SYSTEM, all_reduce, computation, message, node, write_graphs, write_inputs
 
 from triosim.chakra.nodes import CollectiveType, Node, NodeType
+from triosim.chakra.writing import write_et
 from triosim.engine.astra_sim.npu import Npu
 from triosim.engine.astra_sim.run import Outcome, Settings, run
 from triosim.engine.astra_sim.study import StudyFiles, read_study, simulate_study
@@ -262,6 +263,29 @@ def test_ranks_that_differ_in_anything_are_simulated_each(
     monkeypatch.setattr(Npu, "start", lambda npu: simulated.append(npu.rank))
     outcome(tmp_path, graphs, **{"groups": json.dumps(MESH), **inputs})
     assert simulated == list(range(8))
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_custom_collective_is_the_graph_of_each_place_in_its_group(
+    tmp_path: Path, here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank computes for 2 us and sends 4,096 bytes; the all-reduce's own megabyte does not count. Nor does E.
+
+    Paths are relative to system.json, or to the current folder.
+    """
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    first = [computation(1, 2), message(2, NodeType.COMM_SEND, 4096, 1, peer=1)]
+    for place, nodes in enumerate([first, [message(1, NodeType.COMM_RECV, 4096, peer=0)]]):
+        write_et((other if here else tmp_path) / f"mine.{place}.et", nodes)
+    system = {**SYSTEM, "all-reduce-implementation-custom": ["mine"]}
+    graphs = [[all_reduce(1, SIZE)]] * 2
+    folder = tmp_path / "study"
+    folder.mkdir()
+    if not here:
+        system["all-reduce-implementation-custom"] = ["../mine"]
+    assert cycles(folder, graphs, system=system) == [2000 + delay(4096)] * 2
 
 
 def test_tags_meet_every_five_hundred_million(tmp_path: Path) -> None:

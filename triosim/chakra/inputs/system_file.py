@@ -83,8 +83,9 @@ class SystemFile:
 
 
 def read_system(path: Path, folder: Path | None = None) -> SystemFile:
-    """Return the system of a file. Paths in it are relative to ``folder``, by default the file's own.
+    """Return the system of a file.
 
+    Paths in it are relative to ``folder``, by default the file's own, or else to the current one.
     Raises ``TopologyError`` where a value is of a wrong type.
     """
     keys = Keys(load_object(path), str(path))
@@ -147,9 +148,15 @@ def _custom(keys: Keys, path: Path, folder: Path) -> Custom:
                 f"'{key}' has {len(prefixes)} prefixes", where=str(path), fix="give one for all dimensions"
             )
         if prefixes:
-            by_type[kind] = folder / prefixes[0]
+            by_type[kind] = _found(folder, prefixes[0])
     nodes = keys.text("per-node-custom-implementation")
-    return Custom(by_type, {} if nodes is None else _by_node(folder / nodes, folder))
+    return Custom(by_type, {} if nodes is None else _by_node(_found(folder, nodes), folder))
+
+
+def _found(folder: Path, name: str) -> Path:
+    """Return the path of a file or prefix: in the folder or, as ASTRA-sim has it, where the command runs."""
+    beside, here = folder / name, Path(name)
+    return here if not any(beside.parent.glob(f"{beside.name}*")) and any(here.parent.glob(f"{here.name}*")) else beside
 
 
 def _by_node(path: Path, folder: Path) -> dict[int, Path]:
@@ -165,4 +172,4 @@ def _by_node(path: Path, folder: Path) -> dict[int, Path]:
         raise TopologyError(
             "is not a mapping of node ids to prefixes", where=str(path), fix="write for example '7: my_ring'"
         )
-    return {node: folder / prefix for node, prefix in found.items()}
+    return {node: _found(folder, prefix) for node, prefix in found.items()}
