@@ -32,9 +32,10 @@ class Gpu:
     """One GPU: ``flops`` in FLOP/s by dtype, bandwidths in bytes per second and one direction, sizes in bytes.
 
     ``nvlink_bandwidth`` is that of all links to other GPUs together (NVLink, Infinity Fabric), 0 without any; ``sms`` is how
-    many multiprocessors (compute units, cores) it has; ``joules_per_flop`` is the whole board's energy for a FLOP of a long
-    product, by dtype, where it is not that of the architecture (``triosim.gpus.energy``). 0 means unknown. ``like`` is the GPU
-    of the catalogue that it differs from.
+    many multiprocessors (compute units, cores) it has; ``exponentials`` is how many of them special function units compute a
+    second, where that is not 16 a clock of a multiprocessor; ``joules_per_flop`` is the whole board's energy for a FLOP of a
+    long product, by dtype, where it is not that of the architecture (``triosim.gpus.energy``). 0 means unknown. ``like`` is the
+    GPU of the catalogue that it differs from.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Gpu:
     nvlink_bandwidth: float = 0.0
     pcie_bandwidth: float = 0.0
     tdp_watts: float = 0.0
+    exponentials: float = 0.0
     joules_per_flop: Mapping[str, float] = field(default_factory=dict)
     price_per_hour: float | None = None
     source: str = ""

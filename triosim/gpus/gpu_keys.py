@@ -100,6 +100,7 @@ KEYS: Mapping[str, Callable[[Any], Any]] = {
     "nvlink_bandwidth": partial(_number, parse_bandwidth),
     "pcie_bandwidth": partial(_number, parse_bandwidth),
     "tdp_watts": partial(_number, partial(_scaled, "W", "700 W")),
+    "exponentials": partial(_number, partial(_scaled, "/s", "10.7 T/s")),
     "joules_per_flop": _energies,
     "price_per_hour": partial(_number, partial(_scaled, "", "2.5")),
     "source": _text,

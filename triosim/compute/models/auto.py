@@ -24,6 +24,7 @@ import numpy as np
 from triosim import gpus
 from triosim.compute.compute_model import ComputeModel, Estimates, Mask
 from triosim.compute.learned import model_files
+from triosim.compute.models import exponentials
 from triosim.compute.models.attention_kernels import AttentionKernels
 from triosim.compute.models.calibrated import Calibrated
 from triosim.compute.models.convolutions import Convolutions
@@ -50,6 +51,8 @@ _OF_LOOPS: Mapping[type[ComputeModel], ComputeModel] = {
     Convolutions: Convolutions(sustained=False),
 }
 _IN_LOOPS = tuple(_OF_LOOPS.get(type(one), one) for one in _STORED)
+#: The names of models that the user fitted to measurements of the GPU itself.
+_OF_ONES_OWN = (Calibrated.name, "own")
 #: The models that the user's own regressions were compared with when they were fitted.
 _COMPARED = (Forest.name, AttentionKernels.name, Convolutions.name, Elementwise.name, Reduction.name, Roofline.name)
 
@@ -90,7 +93,14 @@ class AutoComputeModel(ComputeModel):
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on a GPU by the model with the smallest expected error."""
-        return best((model.estimate(operators, gpu), weight) for model, weight in self._candidates(gpu))
+        found = best((model.estimate(operators, gpu), weight) for model, weight in self._candidates(gpu))
+        target = gpus.get(gpu)
+        if target is not None and target.exponentials:
+            seen = OperatorSequence.of(operators)
+            calls = zip(seen, seen.forwards, found.seconds.tolist(), strict=True)
+            shares = [exponentials.share_left(*call, target) for call in calls]
+            found.seconds[:] *= np.where(np.isin(found.model, _OF_ONES_OWN), 1.0, shares)
+        return found
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
         """Return the ratio of each operator's times, both by the one model with the smallest expected error."""
