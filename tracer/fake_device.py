@@ -20,6 +20,7 @@ import torch.distributed
 from triosim.errors import CaptureError, OptionError
 from triosim.gpus import Gpu, find
 from triosim.trace import Trace
+from triosim.tracer.compiler import dynamo
 from triosim.tracer.device import (
     attention,
     cpp_registration,
@@ -95,6 +96,7 @@ class FakeDevice:
 
     def _install(self, patches: Patches) -> None:
         self.recorder = recorder = Recorder(LimitedAllocator(self.gpu) if self._limited else None)
+        dynamo.prepare(patches)
         cpp_registration.install(patches)
         devices = self.devices if self.world is None else max(self.devices, min(self.world, fake_world.LOCAL_RANKS))
         fake_mode = fake_tensor_mode()
@@ -124,6 +126,7 @@ class FakeDevice:
         patches.enter_context(
             torch.autograd.set_multithreading_enabled(False)
         )  # one thread issues everything, in order
+        dynamo.install(patches, mode, fake_mode)
         patches.enter_context(fake_mode)
         patches.enter_context(mode)
 

@@ -142,7 +142,8 @@ class StepCounter:
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside PyTorch's wrappers: data parallelism, a compiled module."""
     while type(model).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"):
-        inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+        inner = getattr(model, "_orig_mod", None)
+        inner = getattr(model, "module", None) if inner is None else inner  # a compiled module has no truth value
         if inner is None:
             break
         model = inner

@@ -107,8 +107,13 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keep PyTorch from wrapping each call of this mode against its compiler, which a capture leaves out anyway."""
+        """Keep PyTorch from wrapping each call of this mode against its compiler, which runs outside of it."""
         return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let PyTorch compile although this mode is active: compiled code then runs under it."""
+        return True
 
     def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""Replaces what a training script calls besides operators, and what fake tensors cannot serve: compiling, loading, printing.
+"""Replaces what a training script calls besides operators, and what fake tensors cannot serve: loading, printing.
 
-A compiled model is captured uncompiled. Data loaders load in the script's own process.
+Data loaders load in the script's own process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,10 @@ from torch.autograd import profiler as autograd_profiler
 from torch.utils.data import DataLoader
 
 from triosim.tracer.device import assumed_values, known_contents
-from triosim.tracer.eager import LEFT_OUT, compilation_patches
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder, on_device
 from triosim.tracer.surroundings import saved_tensors
 
-#: What flex attention compiles: it is one operator anyway.
-_FLEX_ATTENTION = ("flex_attention", "_flex_attention_hop_wrapper")
 _torchvision: list[Any] = []
 
 
@@ -119,9 +116,6 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(torch.UntypedStorage, "resize_", _resize(recorder))
     yield Patch(DataLoader, "__init__", _loader(recorder))
     yield Patch(autograd_profiler.profile, "__init__", _profile(recorder))
-    yield from compilation_patches(
-        lambda model: None if getattr(model, "__name__", "") in _FLEX_ATTENTION else recorder.note(LEFT_OUT)
-    )
 
 
 def _loaded_with(load: Any, swap: bool) -> Any:

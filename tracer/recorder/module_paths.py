@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from triosim.tracer.patches import Patches
-from triosim.tracer.steps import class_name, module_hooks
+from triosim.tracer.steps import class_name, module_hooks, unwrapped
 
 _WRAPPERS = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod)(?=\.|$)")
 _DATA_PARALLEL = frozenset(("DistributedDataParallel", "DataParallel"))
@@ -32,6 +32,7 @@ class ModulePaths:
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.active: list[str] = []
+        self._names: set[str] = set()  # of outermost modules
 
     def install(self, patches: Patches) -> None:
         """Follow the calls of all modules until the patches are undone."""
@@ -41,6 +42,10 @@ class ModulePaths:
         """Return a module's path in the model; of one that was added after the model's first call, its class."""
         found = self._paths.get(module)
         return class_name(module) if found is None else found
+
+    def innermost(self) -> str:
+        """Return the path of the module that is being called, nothing for an outermost one."""
+        return self.active[-1] if self.active and self.active[-1] not in self._names else ""
 
     def _before(self, module: nn.Module, arguments: Any) -> None:
         if not self.active:
@@ -58,7 +63,8 @@ class ModulePaths:
         if root in self._paths:
             return
         self.roots.add(root)
-        name = class_name(root)
+        name = class_name(unwrapped(root))
+        self._names.add(name)
         prefix = "module." if name in _DATA_PARALLEL else ""
         for path, module in root.named_modules():
             path = _WRAPPERS.sub("", path.removeprefix(prefix)).lstrip(".")

@@ -63,6 +63,14 @@ class RecordedTensor:
     dtype: str
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledLayer:
+    """The layer of compiled code that runs, and whether that is a backward pass."""
+
+    layer: str
+    backward: bool
+
+
 @dataclass(slots=True)
 class RecordedStep:
     """The operators, marks and tensors of one step, in order."""
@@ -98,6 +106,7 @@ class Recorder:
         self.step = RecordedStep()
         self.notes: dict[str, str] = {}  # by line of the script
         self.reads = ValueReads()
+        self.compiled: CompiledLayer | None = None  # while compiled code runs
         self._numbers: dict[tuple[Any, ...], int] = {}  # of tensors, by storage, shape, strides, offset and dtype
         self._by_sequence: dict[int, int] = {}
         self._sequence = -1
@@ -162,6 +171,8 @@ class Recorder:
         if self._before_read:
             self._read(given)
         operator = self._new_operator(name, attributes)
+        if self.compiled is not None:
+            operator.layer, operator.forward = self.compiled.layer or operator.layer, None
         operator.communication = communication
         if operator.outside and not given and operator.phase == "forward":
             operator.layer = "input"
@@ -225,10 +236,10 @@ class Recorder:
         self.context.recomputing = False
         if graph != -1:
             link = self._forward_position()
-            if self.modules.active and torch.is_grad_enabled():
+            if self._recomputes():
                 self._note_node(position)
                 self.context.recomputing = True
-                return RecordedOperator(name, "backward", self.modules.active[-1], attributes, stream)
+                return RecordedOperator(name, "backward", self.modules.innermost(), attributes, stream)
             if self._outside == "optimizer":
                 self._assign_outside()
             layer = self.modules.active[-1] if self.modules.active else self.context.layer
@@ -246,6 +257,12 @@ class Recorder:
             self._begin_outside()
         layer = "optimizer" if self._outside == "optimizer" else "loss" if self._root_ran else "input"
         return RecordedOperator(name, self._outside, layer, attributes, stream, outside=True)
+
+    def _recomputes(self) -> bool:
+        """Whether a forward pass runs again inside of the backward pass."""
+        if self.compiled is not None:  # in which gradients are off
+            return not self.compiled.backward
+        return bool(self.modules.active) and torch.is_grad_enabled()
 
     def _note_backward(self) -> None:
         """Note that a backward pass runs; the gradient of the loss, made just before it began, is moved to it."""

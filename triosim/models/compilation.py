@@ -1,7 +1,8 @@
 """Kernel fusion as by ``torch.compile``: chains of element-wise operators become kernels that read and write memory once.
 
-As TorchInductor does (Ansel et al., "PyTorch 2", ASPLOS 2024, section 4), each numbered module by itself, as people compile
-transformers. What is in no numbered module (embeddings, the last norm, the loss, the optimizer) stays as it is.
+As TorchInductor does (Ansel et al., "PyTorch 2", ASPLOS 2024, section 4). Of a described step each numbered module is compiled
+by itself, as people compile transformers; what is in no numbered module (embeddings, the last norm, the loss, the optimizer)
+stays as it is. Of a captured one the compiler's graphs are (``triosim.tracer.compiler``).
 
 - Element-wise operators, copies, and reductions over the last dimension that depend on each other are one kernel, up to an
   operator that is not one of these (a product, attention) and reads what they made. A kernel writes what others read.
@@ -14,8 +15,9 @@ transformers. What is in no numbered module (embeddings, the last norm, the loss
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from triosim.operators.features import base_name, is_free
 from triosim.operators.kinds import kind_of
@@ -28,7 +30,8 @@ NAME = "fused::chain"
 _FUSED = frozenset(("elementwise", "softmax", "copy"))
 _NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm"))
 _MOVES = frozenset(("cat", "stack", "slice_backward", "select_backward"))
-_REDUCTIONS = frozenset(("sum", "mean", "amax", "amin"))
+_REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "var_mean"))
+_FOR_EACH = "foreach_"
 #: A result of which there is one number for so many of its kernel, or fewer, is kept for the backward pass.
 _SMALL = 64
 
@@ -36,32 +39,53 @@ _SMALL = 64
 def compiled(trace: Trace) -> Trace:
     """Return a trace without times whose element-wise operators are the kernels that a compiler makes of them."""
     step = StepDimensions(trace.operators, trace.batch_size)
-    return replace(trace, operators=tuple(_Compilation(trace.operators, step).kernels()))
+    return replace(trace, operators=tuple(Fusion(trace.operators, _numbered_module, step).kernels()))
+
+
+def _numbered_module(operator: Operator) -> Hashable:
+    """Return what is compiled with an operator of a described step: its pass of its numbered module; None for nothing."""
+    module = numbered_module_of(operator.layer)
+    return None if operator.phase == "optimizer" or module == ROOT else (operator.phase, module)
 
 
 @dataclass(slots=True, eq=False)
 class _Kernel:
     """Operators that are one kernel, which runs when the operator ``at`` did.
 
-    ``rows``: it reduces over rows. It is ``closed``, and runs no later, once another operator reads what it made.
+    ``rows``: it reduces over rows. ``of_lists``: it has a loop for each tensor of a list. It is ``closed``,
+    and runs no later, once another operator reads what it made.
     """
 
-    unit: tuple[str, str]
+    unit: Hashable
+    phase: str
     rows: bool = False
     members: list[Operator] = field(default_factory=list)
     made: dict[int, Tensor] = field(default_factory=dict)  # by storage
     numel: int = 0
+    of_lists: bool = False
     at: int = 0
     closed: bool = False
     read: set[int] = field(default_factory=set)  # storages
 
 
-class _Compilation:
-    """Finds the kernels of a step, in order, and then the tensors that each reads and writes."""
+class Fusion:
+    """Finds the kernels of operators in their order, and then the tensors that each reads and writes.
 
-    def __init__(self, operators: tuple[Operator, ...], step: StepDimensions) -> None:
+    Operators with the same ``unit_of`` are compiled together, those without one (None) are left as they are. ``also`` are the
+    names of further operators that are parts of kernels. Where the dimensions of a ``step`` are known, heads are kept apart.
+    """
+
+    def __init__(
+        self,
+        operators: Sequence[Operator],
+        unit_of: Callable[[Operator], Hashable],
+        step: StepDimensions | None = None,
+        also: frozenset[str] = frozenset(),
+    ) -> None:
         self._operators = operators
+        self._unit_of = unit_of
         self._step = step
+        self._also = also
         self._maker: dict[int, Operator] = {}  # by storage: the operator in a kernel that made it
         self._base: dict[int, int] = {}  # elements by storage
         self._ready: dict[int, int] = {}  # by storage: the operator outside of kernels that made it
@@ -77,7 +101,7 @@ class _Compilation:
     def _assign(self, operator: Operator) -> None:
         for tensor in (*operator.inputs, *operator.outputs):
             self._base.setdefault(tensor.storage, tensor.numel)
-        form = _form(operator)
+        form = self._form(operator)
         if form is None and is_free(operator):
             return
         read = dict.fromkeys(kernel for kernel in map(self._made_by, operator.inputs) if kernel is not None)
@@ -89,11 +113,12 @@ class _Compilation:
             self._ready.update((tensor.storage, operator.id) for tensor in operator.outputs)
             return
         if into is None:
-            into = _Kernel((operator.phase, numbered_module_of(operator.layer)), form == "rows", at=operator.id)
+            into = _Kernel(self._unit_of(operator), operator.phase, form == "rows", at=operator.id)
         elif not into.closed:
             into.at = operator.id
         into.members.append(operator)
         into.numel = max(into.numel, _numel(operator))
+        into.of_lists = into.of_lists or base_name(operator.name).startswith(_FOR_EACH)
         self._kernel[operator.id] = into
         for tensor in operator.outputs:
             into.made[tensor.storage] = tensor
@@ -118,9 +143,12 @@ class _Compilation:
         Of two sizes, the larger loop runs through the smaller one several times.
         """
         sizes = kernel.numel, _numel(operator)
-        if kernel.rows or kernel.unit != (operator.phase, numbered_module_of(operator.layer)) or not min(sizes):
+        if kernel.rows or kernel.unit != self._unit_of(operator) or not min(sizes):
             return False
-        if max(sizes) % min(sizes) or any(self._expands_to_heads(tensor, kernel.made) for tensor in operator.inputs):
+        of_lists = kernel.of_lists or base_name(operator.name).startswith(_FOR_EACH)
+        if (max(sizes) % min(sizes) and not of_lists) or any(
+            self._expands_to_heads(tensor, kernel.made) for tensor in operator.inputs
+        ):
             return False
         others = [tensor for tensor in operator.inputs if tensor.storage not in kernel.made]
         makers = (self._made_by(tensor) for tensor in others)
@@ -129,7 +157,8 @@ class _Compilation:
         return not kernel.closed or all(self._is_ready(tensor, kernel.at) for tensor in others)
 
     def _expands_to_heads(self, tensor: Tensor, made: Mapping[int, Tensor]) -> bool:
-        return tensor.storage in made and self._step.expands_to_heads(tensor, made[tensor.storage])
+        step = self._step
+        return step is not None and tensor.storage in made and step.expands_to_heads(tensor, made[tensor.storage])
 
     def _is_ready(self, tensor: Tensor, at: int) -> bool:
         of = self._made_by(tensor)
@@ -144,11 +173,30 @@ class _Compilation:
         into.made |= other.made
         into.read |= other.read
         into.numel, into.at = max(into.numel, other.numel), max(into.at, other.at)
+        into.of_lists = into.of_lists or other.of_lists
         for member in other.members:
             self._kernel[member.id] = into
         for storage, reader in self._readers.items():
             if reader is other:
                 self._readers[storage] = into
+
+    def _form(self, operator: Operator) -> Literal["chain", "rows"] | None:
+        """Return whether an operator is part of a chain, reduces over rows, or is neither, as all outside of units."""
+        if self._unit_of(operator) is None or operator.communication is not None:
+            return None
+        name = base_name(operator.name)
+        given = {tensor.storage for tensor in operator.inputs}
+        if any(tensor.storage in given for tensor in operator.outputs):
+            return None
+        if name.startswith(_FOR_EACH):
+            return "chain" if _FOR_EACH in self._also else None
+        if name in _REDUCTIONS and given:
+            dims = operator.attributes.get("dim")
+            rank = len(operator.inputs[0].shape)
+            return "chain" if isinstance(dims, list) and {dim % max(rank, 1) for dim in dims} == {rank - 1} else "rows"
+        if name in self._also:
+            return "chain"
+        return "chain" if given and (name in _MOVES or name in _NORMS or kind_of(name) in _FUSED) else None
 
     # ---- inputs and outputs of kernels ----------------------------------------------------------------------------------
 
@@ -166,6 +214,8 @@ class _Compilation:
             if kernel is not None:
                 if operator.id == kernel.at:
                     written = self._written(kernel, reads[kernel], wanted, ends)
+                    if written is None:
+                        continue
                     after = max((of.at for of in map(self._made_by, written.inputs) if of is not None), default=0)
                     if after > operator.id:
                         waiting.setdefault(after, []).append(written)
@@ -181,6 +231,11 @@ class _Compilation:
                 waiting.setdefault(of.at, []).append(linked)
             else:
                 yield linked
+
+    def members(self, kernel: Operator) -> tuple[int, ...]:
+        """Return the ids of the operators that are in a kernel, none for an operator that is not fused."""
+        of = self._kernel.get(kernel.id)
+        return () if of is None else tuple([member.id for member in of.members])
 
     def _read(self, kernel: _Kernel) -> list[Tensor]:
         """Return the tensors that a kernel reads from memory, one a storage: where several views are read, the whole."""
@@ -215,7 +270,7 @@ class _Compilation:
         """Whether a kernel recomputes a result: a large one that is in no memory, for row sums or another pass."""
         if self._small(tensor, of) or tensor.storage in self._in_memory:
             return False
-        return reader.rows or of.unit[0] != reader.unit[0]
+        return reader.rows or of.phase != reader.phase
 
     def _small(self, tensor: Tensor, of: _Kernel) -> bool:
         return self._base[tensor.storage] * _SMALL <= of.numel
@@ -231,46 +286,26 @@ class _Compilation:
                 of = self._made_by(tensor)
                 if of is None or of is reader:
                     continue
-                if reader is None or (not reader.rows and of.unit[0] == reader.unit[0]):
+                if reader is None or (not reader.rows and of.phase == reader.phase):
                     found.add(tensor.storage)
         return frozenset(found)
 
-    def _written(self, kernel: _Kernel, read: list[Tensor], wanted: set[int], ends: Mapping[int, int]) -> Operator:
+    def _written(
+        self, kernel: _Kernel, read: list[Tensor], wanted: set[int], ends: Mapping[int, int]
+    ) -> Operator | None:
+        """Return a kernel's operator; None where all that it makes is computed again by those that read it."""
         last = next(member for member in kernel.members if member.id == kernel.at)
         made = [tensor for storage, tensor in kernel.made.items() if storage in wanted or _is_result(tensor)]
+        if not made:
+            return None
         forward = ends.get(last.forward or 0, last.forward)
         if len(kernel.members) == 1 and {one.storage for one in read} == {one.storage for one in last.inputs}:
             return replace(last, forward=forward)
         names = [base_name(member.name) for member in kernel.members]
-        outputs = made or list(last.outputs)
-        axes = pattern_of([self._step[tensor] for tensor in read], [self._step[tensor] for tensor in outputs])
-        return replace(
-            last,
-            name=NAME,
-            inputs=tuple(read),
-            outputs=tuple(outputs),
-            forward=forward,
-            attributes={"operators": names, "axes": axes},
-        )
-
-
-def _form(operator: Operator) -> str | None:
-    """Return whether an operator is part of a chain, reduces over rows, or is neither, as all outside of units."""
-    if numbered_module_of(operator.layer) == ROOT:
-        return None
-    if operator.phase == "optimizer" or not operator.inputs or operator.communication is not None:
-        return None
-    given = {tensor.storage for tensor in operator.inputs}
-    if any(tensor.storage in given for tensor in operator.outputs):
-        return None
-    name = base_name(operator.name)
-    if name.startswith("foreach_"):
-        return None
-    if name in _REDUCTIONS:
-        dims = operator.attributes.get("dim")
-        rank = len(operator.inputs[0].shape)
-        return "chain" if isinstance(dims, list) and {dim % max(rank, 1) for dim in dims} == {rank - 1} else "rows"
-    return "chain" if name in _MOVES or name in _NORMS or kind_of(name) in _FUSED else None
+        attributes: dict[str, Any] = {"operators": names}
+        if (step := self._step) is not None:
+            attributes["axes"] = pattern_of([step[tensor] for tensor in read], [step[tensor] for tensor in made])
+        return replace(last, name=NAME, inputs=tuple(read), outputs=tuple(made), forward=forward, attributes=attributes)
 
 
 def _numel(operator: Operator) -> int:

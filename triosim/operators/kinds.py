@@ -84,7 +84,7 @@ _NAMES: Mapping[Kind, str] = {
     " native_channel_shuffle fake_quantize quantize_per_tensor dequantize amp_foreach_non_finite_check_and_unscale"
     " amp_update_scale isneginf isposinf float_power swiglu geglu softcap is_nonzero item local_scalar_dense equal"
     " bias_gelu bias_dropout_add rotary_embedding chain cast_transpose permute_tokens"
-    " unpermute_tokens",
+    " unpermute_tokens convert_element_type",
     "reduction": "sum mean amax amin max min argmax argmin prod var std var_mean std_mean norm linalg_vector_norm logsumexp"
     " all any count_nonzero nansum nanmean median mode aminmax cumsum cumprod cummax cummin logcumsumexp bincount histc"
     " linalg_norm frobenius_norm dist cosine_similarity trace",

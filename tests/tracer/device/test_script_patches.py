@@ -166,11 +166,11 @@ def test_what_has_as_many_results_as_a_mask_has_is_taken_to_have_all() -> None:
         assert data.cpu().numpy().shape == (6, 5)
 
 
-def test_compilation_loaders_and_checkpoints_of_the_script_are_left_out_and_said() -> None:
+def test_loaders_and_checkpoints_of_the_script_are_left_out_and_said() -> None:
     with fake_capture("H100-SXM") as capture, warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         data = TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
-        model = torch.compile(nn.Linear(8, 4).cuda())
+        model = nn.Linear(8, 4).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = DataLoader(data, 16, shuffle=True, num_workers=3, pin_memory=True, persistent_workers=True)
         for samples, target in loader:
@@ -180,7 +180,7 @@ def test_compilation_loaders_and_checkpoints_of_the_script_are_left_out_and_said
         torch.save(model.state_dict(), "/nowhere/model.pt")
         assert f"{loss:.2f}" == "1.00"
     said = " ".join(capture.notes)
-    for what in ("compilation is left out", "3 processes are not started", "writes nothing", "reads a tensor's value"):
+    for what in ("3 processes are not started", "writes nothing", "reads a tensor's value"):
         assert what in said
     assert capture.trace.batch_size == 16
 

@@ -1,0 +1,178 @@
+"""A script that compiles has the kernels of a compiler on the fake device: fewer operators, and the products as written."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import warnings  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from typing import Any  # noqa: E402
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from triosim.compute.pricing.prediction import with_predicted_times  # noqa: E402
+from triosim.errors import CaptureWarning  # noqa: E402
+from triosim.operators.features import base_name, is_free  # noqa: E402
+from triosim.trace import Operator, Trace  # noqa: E402
+from triosim.tracer import fake_capture  # noqa: E402
+
+ROWS, WIDTH = 512, 256
+
+
+class Block(nn.Module):
+    """A norm, and two products with GELU between, added to what came in."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.dropout(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """Two blocks, each recomputed in the backward pass if asked for."""
+
+    def __init__(self, *, recompute: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(dropout), Block(dropout)])
+        self.recompute = recompute
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
+        return x
+
+
+def captured(
+    model: nn.Module,
+    compiled: Callable[[nn.Module], Any] = torch.compile,
+    optimizer: Callable[[Any], Any] = lambda optimizer: optimizer.step,
+) -> Trace:
+    with fake_capture("H100-SXM") as capture:
+        model = model.cuda().bfloat16()
+        called = compiled(model)
+        called = model if called is None else called
+        adam = torch.optim.Adam(model.parameters())
+        step = optimizer(adam)
+        for _ in range(2):
+            data = torch.randn(ROWS, WIDTH, device="cuda", dtype=torch.bfloat16)
+            called(data).float().mean().backward()
+            step()
+            adam.zero_grad()
+    assert not capture.notes
+    return with_predicted_times(capture.trace)
+
+
+def launches(trace: Trace, phase: str, layer: str = "layers.1") -> list[Operator]:
+    return [
+        one
+        for one in trace.operators
+        if one.phase == phase and not is_free(one) and (one.layer + ".").startswith(f"{layer}.")
+    ]
+
+
+def products(trace: Trace) -> list[tuple[tuple[int, ...], ...]]:
+    return sorted(
+        tuple(tensor.shape for tensor in one.outputs)
+        for one in trace.operators
+        if base_name(one.name) in ("mm", "addmm")
+    )
+
+
+def test_a_block_of_a_compiled_model_is_two_products_and_two_kernels_forward() -> None:
+    """The norm (with the addition before it), a product, GELU, the other product; the last addition is the next norm's."""
+    trace = captured(Net())
+    names = [base_name(one.name) for one in launches(trace, "forward")]
+    assert names == ["chain", "addmm", "chain", "addmm", "add"]
+    gelu = launches(trace, "forward")[2]
+    assert [tensor.shape for tensor in gelu.inputs] == [(ROWS, 4 * WIDTH)]
+    assert [tensor.shape for tensor in gelu.outputs] == [(ROWS, 4 * WIDTH)]
+    assert "erf" in gelu.attributes["operators"]
+
+
+def test_compiled_products_are_those_of_the_uncompiled_step() -> None:
+    eager, compiled = captured(Net(), lambda model: model), captured(Net())
+    assert products(compiled) == products(eager)
+    assert sum(one.seconds for one in compiled.operators) < sum(one.seconds for one in eager.operators)
+    assert eager.batch_size == compiled.batch_size == ROWS
+
+
+def in_blocks(model: Any) -> None:
+    for number, layer in enumerate(model.layers):
+        model.layers[number] = torch.compile(layer, fullgraph=True)
+
+
+def in_place(model: Any) -> None:
+    for layer in model.layers:
+        layer.compile()
+
+
+@pytest.mark.parametrize("compiled", [in_blocks, in_place])
+def test_blocks_that_are_compiled_each_keep_their_places(compiled: Callable[[Any], None]) -> None:
+    trace = captured(Net(), compiled)
+    for layer in ("layers.0", "layers.1"):
+        names = [base_name(one.name) for one in launches(trace, "forward", layer)]
+        assert names == ["chain", "addmm", "chain", "addmm", "add"]
+        assert len(launches(trace, "backward", layer)) < 16
+
+
+def test_a_backend_that_fuses_nothing_records_operator_by_operator() -> None:
+    trace = captured(Net(), lambda model: torch.compile(model, backend="aot_eager"))
+    assert not [one for one in trace.operators if one.name.startswith("fused::")]
+    assert products(trace) == products(captured(Net(), lambda model: model))
+
+
+def test_a_compiled_optimizer_is_one_kernel() -> None:
+    """It reads gradients, parameters and both states of each, and writes all but the gradients."""
+    trace = captured(Net(), optimizer=lambda adam: torch.compile(adam.step))
+    (kernel,) = [one for one in trace.operators if one.phase == "optimizer" and not is_free(one)]
+    bytes_of = sum(parameter.numel() * 2 for parameter in Net().parameters())
+    written = sum(tensor.nbytes for tensor in kernel.outputs if tensor.numel > 1)
+    assert written == 3 * bytes_of
+
+
+def test_recomputed_blocks_run_their_forward_kernels_again() -> None:
+    """Selected kernels of the second run are those of the first: its products are computed twice but for the last."""
+    plain, again = captured(Net()), captured(Net(recompute=True))
+    assert len(products(again)) > len(products(plain))
+    assert [one.name for one in launches(again, "forward")] == [one.name for one in launches(plain, "forward")]
+
+
+def test_random_numbers_of_dropout_are_drawn_inside_of_kernels() -> None:
+    trace = captured(Net(dropout=0.1))
+    assert not [one for one in trace.operators if "random" in one.name]
+    assert any("inductor_random" in one.attributes.get("operators", ()) for one in trace.operators)
+
+
+def test_each_shape_is_compiled_by_itself() -> None:
+    with fake_capture("H100-SXM") as capture:
+        model = Net().cuda()
+        compiled = torch.compile(model, dynamic=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for rows in (16, 48):
+            compiled(torch.randn(rows, WIDTH, device="cuda")).mean().backward()
+            optimizer.step()
+    assert {one.outputs[0].shape[0] for one in launches(capture.trace, "forward")} == {48}
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_written() -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("out of ideas")
+
+    with fake_capture("H100-SXM") as capture, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        model = Net().cuda()
+        compiled = torch.compile(model, backend=broken)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            compiled(torch.randn(ROWS, WIDTH, device="cuda")).mean().backward()
+            optimizer.step()
+    (note,) = capture.notes
+    assert "cannot be compiled without a GPU (RuntimeError: out of ideas): captured as it is written" in note
+    assert not [one for one in capture.trace.operators if one.name.startswith("fused::")]

@@ -1,0 +1,1 @@
+"""``torch.compile`` on the fake device: its graphs run as the kernels that a compiler would make of them."""

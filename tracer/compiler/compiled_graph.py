@@ -1,0 +1,158 @@
+"""A graph of the compiler as the script calls it: computes shapes node by node, and records its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from triosim.trace import Phase
+from triosim.tracer.compiler.graph_kernels import KernelLaunch, NodeCall, Place, kernels_of
+from triosim.tracer.device.dispatch_mode import DeviceMode
+from triosim.tracer.recorder.recorder import CompiledLayer, on_device
+
+#: The compiler's own operators for random numbers, which have no rule for fake tensors.
+_RANDOM = "prims.inductor_"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the graph does, the layer, and the nodes whose values nothing needs afterwards."""
+
+    what: NodeCall | KernelLaunch
+    over: tuple[fx.Node, ...]
+
+
+class ModuleOfCall:
+    """The modules in which graphs were called, by the autograd node of the call: its backward pass runs outside of them."""
+
+    def __init__(self) -> None:
+        self._paths: dict[int, str] = {}
+
+    def forward(self, path: str) -> str:
+        """Note the module of a forward pass that is called now, and return it."""
+        self._paths[torch.autograd._get_sequence_nr() - 1] = path  # type: ignore[attr-defined]
+        return path
+
+    def backward(self) -> str:
+        """Return the module of the call whose backward pass runs now."""
+        node = torch._C._current_autograd_node()
+        return "" if node is None else self._paths.get(node._sequence_nr(), "")
+
+    def forget(self) -> None:
+        """Forget all calls."""
+        self._paths.clear()
+
+
+class CompiledGraph:
+    """A callable for the graph ``module``, of the forward or the backward pass.
+
+    As PyTorch calls compiled code: with one list of arguments, which is emptied, so that memory is freed as early as there.
+    """
+
+    def __init__(self, module: fx.GraphModule, mode: DeviceMode, calls: ModuleOfCall, phase: Phase) -> None:
+        self._boxed_call = True  # PyTorch asks for it
+        self._module = module
+        self._mode = mode
+        self._calls = calls
+        self._phase = phase
+        self._inputs = list(module.graph.find_nodes(op="placeholder"))
+        (output,) = module.graph.find_nodes(op="output")
+        self._output = _plain(output.args[0])
+        steps = kernels_of(module.graph, phase)
+        self._steps = list(_with_ends(steps, set(output.all_input_nodes)))
+        self._arguments = {
+            step.node: (_plain(step.node.args), _plain(step.node.kwargs))
+            for step in steps
+            if isinstance(step, NodeCall)
+        }
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        """Run the graph."""
+        recorder = self._mode.recorder
+        backward = self._phase == "backward"
+        module = self._calls.backward() if backward else self._calls.forward(recorder.modules.innermost())
+        values = dict(zip(self._inputs, arguments, strict=True))
+        arguments.clear()
+        before = recorder.compiled
+        try:
+            for step in self._steps:
+                layer = ".".join(filter(None, (module, step.what.layer)))
+                recorder.compiled = CompiledLayer(layer, backward)
+                if isinstance(step.what, NodeCall):
+                    values[step.what.node] = self._call(step.what, values)
+                else:
+                    self._launch(step.what, values)
+                for node in step.over:
+                    values.pop(node, None)
+        finally:
+            recorder.compiled = before
+        return _filled(self._output, values)
+
+    def _call(self, call: NodeCall, values: dict[fx.Node, Any]) -> Any:
+        node = call.node
+        if node.op == "get_attr":
+            return getattr(self._module, str(node.target))
+        given, named = (_filled(part, values) for part in self._arguments[node])
+        if call.scatters:  # it writes as many bytes as it reads
+            changed, *others = tree_leaves(given)
+            self._mode.recorder.operator("aten::index_put_", {}, [one for one in others if on_device(one)], ())
+            return changed
+        with nullcontext() if call.recorded else self._mode.muted():
+            if str(node.target).startswith(_RANDOM):
+                made = node.meta["val"]
+                return torch.empty(made.shape, dtype=made.dtype, device=made.device)
+            return node.target(*given, **named)  # type: ignore[operator]
+
+    def _launch(self, launch: KernelLaunch, values: dict[fx.Node, Any]) -> None:
+        reads, writes = (_on_device(places, values) for places in (launch.reads, launch.writes))
+        if writes:
+            self._mode.recorder.operator(launch.name, launch.attributes, reads, writes)
+
+
+def _on_device(places: Iterable[Place], values: dict[fx.Node, Any]) -> list[Any]:
+    found = [values[node] if index is None else values[node][index] for node, index in places]
+    return [one for one in found if on_device(one)]
+
+
+def _with_ends(steps: list[NodeCall | KernelLaunch], kept: set[fx.Node]) -> Iterator[_Step]:
+    """Yield the steps with the nodes that no later one needs, except the graph's results."""
+    last: dict[fx.Node, int] = {}
+    for number, step in enumerate(steps):
+        if isinstance(step, NodeCall):
+            used = [step.node, *step.node.all_input_nodes]
+        else:
+            used = [node for node, _ in (*step.reads, *step.writes)]
+        last.update(dict.fromkeys(used, number))
+    over: dict[int, list[fx.Node]] = {}
+    for node, number in last.items():
+        if node not in kept:
+            over.setdefault(number, []).append(node)
+    for number, step in enumerate(steps):
+        yield _Step(step, tuple(over.get(number, ())))
+
+
+def _plain(value: Any) -> Any:
+    """Return arguments of a node in ordinary lists and dictionaries."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+        return tuple([_plain(one) for one in value])
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return value
+
+
+def _filled(value: Any, values: dict[fx.Node, Any]) -> Any:
+    """Return arguments with the nodes in them replaced by their values."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([_filled(one, values) for one in value])
+    if kind is dict:
+        return {key: _filled(one, values) for key, one in value.items()}
+    return values[value] if isinstance(value, fx.Node) else value

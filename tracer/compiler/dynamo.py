@@ -1,0 +1,171 @@
+"""Lets ``torch.compile`` work on the fake device, with a code generator of ours in place of TorchInductor's.
+
+PyTorch's own compiler runs up to there: Dynamo, AOTAutograd, the decompositions and the division into forward and backward
+pass. Each graph that it would generate code for becomes a ``CompiledGraph``. Compiling takes no simulated time. Code that
+cannot be compiled here runs as it is written, with a note.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config
+import torch.utils.flop_counter  # asks for Triton where CUDA is, so before a fake device is there
+from torch._dynamo import convert_frame, eval_frame, trace_rules
+from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import _disable_current_modes
+
+import triosim
+from triosim.tracer.compiler.compiled_graph import CompiledGraph, ModuleOfCall
+from triosim.tracer.device.dispatch_mode import DeviceMode
+from triosim.tracer.patches import Patch, Patches
+
+#: Each shape is compiled by itself, so there may be more graphs of a function than in PyTorch.
+_GRAPHS = 256
+_LONGEST = 150  # letters of an error in a note
+_HOOKS = (
+    *("_global_forward_pre_hooks", "_global_forward_hooks"),
+    *("_global_forward_hooks_always_called", "_global_forward_hooks_with_kwargs"),
+)
+#: What flex attention compiles: it is one operator anyway.
+_FLEX_ATTENTION = ("flex_attention", "_flex_attention_hop_wrapper")
+#: TorchInductor's settings: passes that compute contents, or need a device, are left out.
+_INDUCTOR = {"joint_graph_constant_folding": False, "pattern_matcher": False}
+
+
+def prepare(patches: Patches) -> None:
+    """Let Dynamo look up the functions that it knows before any of them is replaced, and forget at the end what it compiled."""
+    TorchInGraphFunctionVariable._get_handlers()
+    trace_rules.get_torch_obj_rule_map()
+    torch._dynamo.reset()
+    patches.callback(torch._dynamo.reset)
+
+
+def install(patches: Patches, mode: DeviceMode, fake_mode: FakeTensorMode) -> None:
+    """Let the script compile until the patches are undone."""
+    calls = ModuleOfCall()
+    mode.recorder.call_on_begin(calls.forget)
+    patches.make(_patches(mode, fake_mode, calls))
+    patches.enter_context(_ours_untraced())
+    settings = {"automatic_dynamic_shapes": False, "assume_static_by_default": True, "recompile_limit": _GRAPHS}
+    patches.enter_context(torch._dynamo.config.patch(settings))  # type: ignore[attr-defined]
+    patches.enter_context(torch._functorch.config.patch(graphsafe_rng_functionalization=False))  # type: ignore[attr-defined]
+    patches.enter_context(warnings.catch_warnings())
+    warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
+
+
+def _patches(mode: DeviceMode, fake_mode: FakeTensorMode, calls: ModuleOfCall) -> Iterator[Patch]:
+    yield Patch(torch, "compile", _compile())
+    yield Patch(torch.nn.Module, "compile", _compile_module)
+    yield Patch(torch._TorchCompileInductorWrapper, "__call__", _inductor(mode, calls))
+    yield Patch(convert_frame.CatchErrorsWrapper, "__call__", _convert(mode))
+    yield Patch(OptimizerVariable, "call_method", _initialise_optimizer(mode, fake_mode))
+    yield Patch(eval_frame, "set_enable_dynamic", lambda enable: nullcontext())
+    yield Patch(
+        trace_rules, "clear_lru_cache", lambda: None
+    )  # making process groups calls it; some functions are ours then
+    # A build without CUDA lacks it; a module of TorchInductor's asks for it when it is imported.
+    yield Patch(torch._C, "_cuda_CUDAAllocator_AllocatorState", object, missing="add")
+    for name in ("mark_dynamic", "maybe_mark_dynamic", "mark_unbacked"):
+        yield Patch(torch._dynamo, name, lambda *_, **__: None, missing="leave")
+
+
+def _compile() -> Callable[..., Any]:
+    """Return ``torch.compile`` for static shapes, which leaves flex attention, and what it cannot compile, as they are."""
+    original = torch.compile
+
+    def compile(model: Any = None, **options: Any) -> Any:
+        if getattr(model, "__name__", "") in _FLEX_ATTENTION:
+            return model
+        return original(model, **{**options, "dynamic": False, "fullgraph": False})
+
+    return compile
+
+
+def _compile_module(module: torch.nn.Module, *args: Any, **options: Any) -> None:
+    """Compile a module in place; its own hooks run uncompiled."""
+    module.forward = torch.compile(module.forward, *args, **options)
+
+
+def _inductor(mode: DeviceMode, calls: ModuleOfCall) -> Callable[..., Any]:
+    """Return TorchInductor with our kernels."""
+
+    def inner(module: Any, inputs: Any, *, is_backward: bool = False, **_: Any) -> CompiledGraph:
+        return CompiledGraph(module, mode, calls, "backward" if is_backward else "forward")
+
+    def compile_graph(self: Any, graph: Any, inputs: Any, *, config_patches: Any = None) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        return compile_fx(graph, inputs, inner, {**self.config, **(config_patches or {}), **_INDUCTOR})
+
+    return compile_graph
+
+
+def _convert(mode: DeviceMode) -> Callable[..., ConvertFrameReturn]:
+    """Return the function that compiles a frame of Python: outside of our modes and hooks, and if it cannot, not at all."""
+    original = convert_frame.CatchErrorsWrapper.__call__
+
+    def convert(self: Any, *args: Any, **options: Any) -> ConvertFrameReturn:
+        with _disable_current_modes(), _without_hooks(), mode.recorder.unrecorded():
+            try:
+                return original(self, *args, **options)
+            except Exception as error:
+                failed = getattr(error, "inner_exception", error)
+        why = textwrap.shorten(str(failed).strip().partition("\n")[0], _LONGEST)
+        mode.recorder.note(
+            f"cannot be compiled without a GPU ({type(failed).__name__}: {why}): captured as it is written"
+        )
+        return ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+
+    return convert
+
+
+def _initialise_optimizer(mode: DeviceMode, fake_mode: FakeTensorMode) -> Callable[..., Any]:
+    """Return the function by which Dynamo really calls a method of an optimizer that it compiles: it allocates the states."""
+    original = OptimizerVariable.call_method
+
+    def call_method(self: Any, translator: Any, name: str, *args: Any, **options: Any) -> Any:
+        if name != "_init_group":
+            return original(self, translator, name, *args, **options)
+        with fake_mode, mode:
+            return original(self, translator, name, *args, **options)
+
+    return call_method
+
+
+@contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Take the hooks by which we follow modules away while Dynamo reads how a module is called."""
+    found = {name: dict(getattr(modules, name)) for name in _HOOKS if hasattr(modules, name)}
+    for name in found:
+        getattr(modules, name).clear()
+    try:
+        yield
+    finally:
+        for name, hooks in found.items():
+            getattr(modules, name).update(hooks)
+
+
+@contextmanager
+def _ours_untraced() -> Iterator[None]:
+    """Let Dynamo call functions of triosim instead of compiling them."""
+    folders = [str(path) + "/" for path in (*triosim.__path__, Path(__file__).resolve().parents[1])]
+    before = trace_rules.SKIP_DIRS[:]
+    trace_rules.SKIP_DIRS += folders
+    trace_rules._recompile_re()
+    try:
+        yield
+    finally:
+        trace_rules.SKIP_DIRS[:] = before
+        trace_rules._recompile_re()
