@@ -115,6 +115,7 @@ class FakeDevice:
         nvidia_smi.install(patches)
         if self._files is not None:
             self._files.install(patches)
+            patches.make(script_patches.profiler_exports(self._files))
         recorder.install(patches)
         data_parallel.install(patches)
         local = self.rank % fake_world.LOCAL_RANKS

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -25,6 +28,7 @@ from triosim.tracer.device import assumed_values, known_contents
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder, on_device
 from triosim.tracer.surroundings import saved_tensors
+from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 _torchvision: list[Any] = []
 
@@ -261,6 +265,25 @@ def _loader(recorder: Recorder) -> Any:
         original(**given)
 
     return __init__
+
+
+def profiler_exports(files: FileOverlay) -> Iterator[Patch]:
+    """Yield patches by which profiles go where the overlay puts them: PyTorch writes them in C++, past Python's files."""
+    for owner in (autograd_profiler.profile, torch.profiler._KinetoProfile):
+        original = owner.export_chrome_trace
+
+        def export_chrome_trace(self: Any, path: Any, *args: Any, _original: Any = original, **options: Any) -> None:
+            before = tempfile.tempdir
+            with tempfile.TemporaryDirectory(dir=files.folder) as folder:
+                made = os.path.join(folder, os.path.basename(path))
+                tempfile.tempdir = folder  # for a compressed one, PyTorch makes another file
+                try:
+                    _original(self, made, *args, **options)
+                finally:
+                    tempfile.tempdir = before
+                shutil.copyfile(made, path)
+
+        yield Patch(owner, "export_chrome_trace", export_chrome_trace)
 
 
 def _profile(recorder: Recorder) -> Any:

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import importlib  # noqa: E402
 import warnings  # noqa: E402
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from torch import nn  # noqa: E402
@@ -16,8 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from triosim.errors import CaptureError, CaptureWarning  # noqa: E402
 from triosim.tracer import pytorch_version as module  # noqa: E402
-from triosim.tracer.fake_device import fake_capture  # noqa: E402
+from triosim.tracer.fake_device import FakeDevice, fake_capture  # noqa: E402
 from triosim.tracer.patches import Patch, Patches  # noqa: E402
+from triosim.tracer.surroundings.file_overlay import FileOverlay  # noqa: E402
 
 PATCHED = (
     *(torch, torch._C, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.nvtx, torch.cuda.streams),
@@ -205,6 +207,20 @@ def test_pinned_memory_and_generators_are_as_on_the_host() -> None:
         assert torch.randn(4).pin_memory().shape == (4,)
         torch.cuda.manual_seed_all(1)
         torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_profile_that_the_script_exports_goes_into_the_overlay(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("kept")
+    files = FileOverlay(str(tmp_path / "overlay"))
+    host = [torch.profiler.ProfilerActivity.CPU]
+    with FakeDevice("H100-SXM", files=files), torch.profiler.profile(activities=host) as profiler:
+        nn.Linear(4, 4).cuda()(torch.ones(2, 4, device="cuda"))
+        profiler.stop()
+        profiler.export_chrome_trace(str(tmp_path / name))
+        written = Path(files.to_read(str(tmp_path / name)))
+        assert written.stat().st_size > 100
+    assert (tmp_path / name).read_text() == "kept"
 
 
 def test_a_model_keeps_its_parameters_and_ties_when_it_moves() -> None:
