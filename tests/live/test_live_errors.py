@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -112,22 +112,34 @@ def test_a_process_that_the_script_forks_may_print_and_has_no_gpu(tmp_path: Path
     ]
 
 
-def test_ctrl_c_ends_the_script_and_says_how_far_it_came(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import time\nprint('began', flush=True)\nwhile True:\n    pass\n", encoding="utf-8"
-    )
-    command = [sys.executable, "-m", "triosim", "run", "train.py"]
+ENDLESS = """
+import time, torch
+model = torch.nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    model(torch.randn(64, 512, device="cuda")).sum().backward()
+    optimizer.step()
+torch.cuda.synchronize()
+print(time.perf_counter(), "began", flush=True)
+while True:
+    pass
+"""
+
+
+def test_ctrl_c_ends_the_script_and_shows_the_table_so_far(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ENDLESS, encoding="utf-8")
+    command = [sys.executable, "-m", "triosim", "run", "--gpu", "H100", "-o", "result.json", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        children: list[str] = []
-        while not children:  # the script's process
-            time.sleep(0.2)
-            found = subprocess.run(
-                ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
-            )
-            children = found.stdout.split()
-        time.sleep(1)
+        assert process.stdout is not None
+        while "began" not in (line := process.stdout.readline()):
+            assert line
+        listed = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
+        children = subprocess.run(listed, capture_output=True, text=True, check=False).stdout.split()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        tables, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "triosim: interrupted" in said
+    assert "triosim: 3 steps ended, of " in said
+    assert "step time" in tables
+    assert len(json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["steps"]) == 3
+    assert children
     assert not [one for one in children if os.path.exists(f"/proc/{one}")]

@@ -6,10 +6,11 @@ the trace says how streams and host wait.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.trace import Communication, Mark, Operator
+from triosim.trace import Communication, Mark, Operator, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,23 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTraces:
+    """The traces that a rank has kept so far, as they are asked for when the run is interrupted.
+
+    ``kinds`` is the kind of each step, by which the ``traces`` are; ``data_parallel`` are the axes over which gradients are
+    reduced.
+    """
+
+    kinds: tuple[int, ...]
+    traces: Mapping[int, Trace]
+    data_parallel: frozenset[str]
+
+    def of(self, step: int) -> Trace | None:
+        """Return the trace of a step; None where none of its kind was kept."""
+        return self.traces.get(self.kinds[step]) if step < len(self.kinds) else None
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The script ended with an exit status."""
 
@@ -115,4 +133,4 @@ class Ended:
 Question = ReadClock | ElapsedTime | EventDone
 #: What the host of a rank does beside launching.
 HostAction = HostWork | StepOver | Said | Posted | Awaited | Question | TimedEvent | Ended
-Item = int | NewOperator | Communicated | Mark | Groups | At | HostAction
+Item = int | NewOperator | Communicated | Mark | Groups | At | KeptTraces | HostAction

@@ -6,7 +6,8 @@ import importlib
 import multiprocessing
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
@@ -104,10 +105,11 @@ class LiveRun:
                 self._output.failed(failed.rank, status)
         except KeyboardInterrupt:
             status = INTERRUPTED
+            _interrupt(running.values())
         outcome = LiveOutcome(tuple(records.steps), status)
-        if status or not records.steps:
+        if status not in (0, INTERRUPTED) or not records.steps:
             return outcome
-        for chosen in _chosen(records, step):
+        for chosen in _chosen(records, None if status else step):
             found = self._streams_of(running, chosen.index, tuple(like), system)
             if found is not None:
                 record = _of_all_ranks(records.kept[chosen.index], found, symmetry)
@@ -143,6 +145,13 @@ class LiveRun:
 
 def _run_rank(*given: Any) -> None:
     importlib.import_module(_WORKER).run_rank(*given)
+
+
+def _interrupt(running: Iterable[RunningRank]) -> None:
+    """Ask the ranks of a run that Ctrl-C ended for their traces, as far as they still answer."""
+    for rank in running:
+        with suppress(Exception):  # Ctrl-C may have cut a message in two
+            rank.interrupt()
 
 
 def _chosen(records: StepRecords, step: int | None) -> list[LiveStep]:

@@ -13,7 +13,17 @@ from typing import Any
 
 from triosim.errors import SimulationError
 from triosim.extrapolators.captured.commands import Command, CommandWriter
-from triosim.live.items import At, Communicated, Groups, HostAction, HostWork, NewOperator, StepOver, TimedEvent
+from triosim.live.items import (
+    At,
+    Communicated,
+    Groups,
+    HostAction,
+    HostWork,
+    KeptTraces,
+    NewOperator,
+    StepOver,
+    TimedEvent,
+)
 from triosim.trace import Mark, Operator, Trace
 
 #: How long a process that hangs has to say where.
@@ -40,7 +50,8 @@ class RunningRank:
     """A rank whose script runs in a process.
 
     Each simulated rank that follows it has a queue of what the script has issued and the simulation has not. ``trails`` are its
-    operators and marks for those that compare them with another rank's. ``timed`` is the position of each timed event.
+    operators and marks for those that compare them with another rank's. ``timed`` is the position of each timed event,
+    ``kept`` what a script that was interrupted has told.
     """
 
     rank: int
@@ -57,6 +68,7 @@ class RunningRank:
     actions: int = 0
     step_starts: deque[int] = field(default_factory=lambda: deque([0], maxlen=3))
     timed: dict[int, int] = field(default_factory=dict)
+    kept: KeptTraces | None = None
     _places: list[int] = field(default_factory=list)  # the positions of the commands that are written and not taken
 
     def queue(self) -> deque[Issued]:
@@ -101,8 +113,18 @@ class RunningRank:
                     return item.line
         return None
 
+    def interrupt(self) -> None:
+        """Ask a script that still runs for the traces that it has kept: it is not followed any more."""
+        if self.process.pid is not None:
+            os.kill(self.process.pid, signal.SIGUSR2)
+        while self.kept is None and self.connection.poll(_ANSWER_SECONDS):
+            items = self.connection.recv()
+            self.kept = next((one for one in items if isinstance(one, KeptTraces)), None)
+
     def trace(self, step: int) -> tuple[Trace | None, frozenset[str]]:
         """Return the trace of a step, of a script that has ended, and the axes over which it reduces gradients."""
+        if self.kept is not None:
+            return self.kept.of(step), self.kept.data_parallel
         self.connection.send(step)
         found: tuple[Trace | None, frozenset[str]] = self.connection.recv()
         return found

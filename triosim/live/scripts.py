@@ -134,8 +134,8 @@ def _say_files(folder: str, *, kept: bool) -> None:
 
 def _say_interrupted(outcome: LiveOutcome) -> None:
     steps = [one.seconds for one in outcome.steps]
-    so_far = f"after {len(steps)} steps, of {format_time(median(steps))} (median)" if steps else "before a step ended"
-    print(f"triosim: interrupted {so_far}", file=sys.stderr)
+    so_far = f"{len(steps)} steps ended, of {format_time(median(steps))} (median)" if steps else "no step ended"
+    print(f"triosim: {so_far}", file=sys.stderr)
 
 
 def _result(outcome: LiveOutcome, config: RunConfig) -> Result | None:
@@ -143,7 +143,7 @@ def _result(outcome: LiveOutcome, config: RunConfig) -> Result | None:
     if outcome.status == INTERRUPTED:
         _say_interrupted(outcome)
     if outcome.streams is None or outcome.record is None:
-        if outcome.steps and not outcome.status:
+        if outcome.steps and outcome.status in (0, INTERRUPTED):
             print("triosim: note: the steps differ too much for tables of one of them", file=sys.stderr)
         return None
     planned = plan(price(read(outcome.streams, config), config), config)

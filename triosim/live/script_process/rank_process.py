@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 from torch.utils.data import dataloader
 
 from triosim.errors import CaptureError, TriosimError
-from triosim.live.items import At, Awaited, Posted, Said
+from triosim.live.items import At, Awaited, KeptTraces, Posted, Said
 from triosim.live.job import LiveJob
 from triosim.live.script_process import clock
 from triosim.live.script_process.task_feed import TaskFeed
@@ -58,9 +58,10 @@ def run_rank(job: LiveJob, rank: int, like: Sequence[int], connection: Connectio
     atexit._clear()
     feed = TaskFeed(connection)
     os.register_at_fork(after_in_child=feed.detach)
-    signal.signal(signal.SIGUSR1, lambda *_: _tell_line(feed))
-    sys.stdout, sys.stderr = _output(feed, "out"), _output(feed, "err")
     steps = _Steps(feed, job.steps)
+    signal.signal(signal.SIGUSR1, lambda *_: feed.tell(At(script_line())))
+    signal.signal(signal.SIGUSR2, lambda *_: feed.tell(steps.kept()))
+    sys.stdout, sys.stderr = _output(feed, "out"), _output(feed, "err")
     try:
         messages = _Messages(Path(folder), rank, feed, like)
         status = _status_of(job, messages, feed, steps)
@@ -69,7 +70,8 @@ def run_rank(job: LiveJob, rank: int, like: Sequence[int], connection: Connectio
         sys.stderr.flush()
         feed.end(status)
         while (asked := connection.recv()) is not None:
-            connection.send(steps.trace(asked))
+            kept = steps.kept()
+            connection.send((kept.of(asked), kept.data_parallel))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the simulation is over
     finally:
@@ -145,11 +147,6 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _tell_line(feed: TaskFeed) -> None:
-    feed.send(At(script_line()))
-    feed.flush()
-
-
 def _is_ours(error: BaseException) -> bool:
     """Whether an error is a mistake of triosim: Python raised it in a line of ours."""
     entry = error.__traceback__
@@ -204,11 +201,11 @@ class _Steps:
                 return  # a step without a model or without operators has no trace
             self.traces[found] = self.device.traces.pop()
 
-    def trace(self, step: int) -> tuple[Trace | None, frozenset[str]]:
-        """Return the trace of a step, None where none of its kind was kept, and the axes over which gradients are reduced."""
+    def kept(self) -> KeptTraces:
+        """Return the traces of the steps so far."""
         groups = None if self.device is None else self.device.groups
-        found = self.traces.get(self.fingerprints[step]) if step < len(self.fingerprints) else None
-        return found, frozenset(groups.data_parallel if groups is not None else ())
+        data_parallel = frozenset(groups.data_parallel if groups is not None else ())
+        return KeptTraces(tuple(self.fingerprints), dict(self.traces), data_parallel)
 
 
 class _Messages(RankMessages):

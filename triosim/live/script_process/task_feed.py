@@ -37,7 +37,9 @@ class TaskFeed:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._thread = threading.get_ident()
-        self._lock = threading.Lock()  # other threads of the script may print
+        self._lock = threading.RLock()  # other threads of the script may print, and signals interrupt
+        self._flushing = False
+        self._untold: Item | None = None
         self._items: list[Item] = []
         self._numbers: dict[Hashable, int] = {}
         self._step: RecordedStep | None = None
@@ -139,13 +141,15 @@ class TaskFeed:
         self.send(HostWork(seconds, line))
 
     def say(self, said: Said) -> None:
-        """Send what the script printed."""
+        """Send what the script printed, at once: the next launch may be long in coming."""
         self.send(said)
+        self._flush_between_batches()
 
     def step_over(self) -> int:
         """Say that a step is over; return a fingerprint that is equal for steps of equal tasks."""
         found, self._fingerprint = hash(tuple(self._fingerprint)), []
         self.send(StepOver())
+        self._flush_between_batches()
         return found
 
     def ask(self, question: Question) -> Any:
@@ -177,7 +181,7 @@ class TaskFeed:
         """Send nothing any more: this is a process that the script forked. It may print, and must not use the GPU."""
         self._detached = True
         self._thread = -1
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._items = []
 
     def send(self, item: Item) -> None:
@@ -188,15 +192,33 @@ class TaskFeed:
         with self._lock:
             self._items.append(item)
             self._quiet = False
-        if len(self._items) >= _CHUNK and self._open_batch is None and self.is_of_this_thread:
+        if len(self._items) >= _CHUNK:
+            self._flush_between_batches()
+
+    def _flush_between_batches(self) -> None:
+        """Send what is left, unless the rest of a batch of sends and receives is to come, or another thread asks for it."""
+        if self._open_batch is None and self.is_of_this_thread:
             self.flush()
+
+    def tell(self, item: Item) -> None:
+        """Send an item from a signal's handler, which may interrupt the sending of others: then after these."""
+        if self._flushing:
+            self._untold = item
+            return
+        self.send(item)
+        self.flush()
 
     def flush(self) -> None:
         """Send what is left."""
         with self._lock:
             items, self._items = self._items, []
         if items:
+            self._flushing = True
             self._connection.send(items)
+            self._flushing = False
+        if self._untold is not None:
+            untold, self._untold = self._untold, None
+            self.tell(untold)
 
 
 def _in_a_fork(item: Item) -> None:
