@@ -20,7 +20,7 @@ import torch.distributed
 from triosim.errors import CaptureError, OptionError
 from triosim.gpus import Gpu, find
 from triosim.trace import Trace
-from triosim.tracer.compiler import dynamo
+from triosim.tracer.compiler import cuda_graphs, dynamo
 from triosim.tracer.device import (
     attention,
     cpp_registration,
@@ -102,6 +102,7 @@ class FakeDevice:
         fake_mode = fake_tensor_mode()
         mode = DeviceMode(recorder, fake_mode)
         cuda_api.install(patches, self.gpu, devices, recorder, mode.contents.seed)
+        cuda_graphs.install(patches, recorder)
         patches.callback(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
         attention.install(patches, mode)
         cudnn_rnn.install(patches, mode)

@@ -1,1 +1,1 @@
-"""``torch.compile`` on the fake device: its graphs run as the kernels that a compiler would make of them."""
+"""``torch.compile`` and CUDA graphs on the fake device: graphs run as kernels of a compiler, or with one launch."""

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 from triosim.trace import Phase
 from triosim.tracer.compiler.graph_kernels import KernelLaunch, NodeCall, Place, kernels_of
 from triosim.tracer.device.dispatch_mode import DeviceMode
-from triosim.tracer.recorder.recorder import CompiledLayer, on_device
+from triosim.tracer.recorder.compiled_code import CompiledLayer
+from triosim.tracer.recorder.recorder import on_device
 
 #: The compiler's own operators for random numbers, which have no rule for fake tensors.
 _RANDOM = "prims.inductor_"

@@ -319,7 +319,6 @@ def _about_the_device(gpu: Gpu, devices: int) -> Iterator[tuple[str, Any]]:
     yield "get_arch_list", lambda: [f"sm_{capability[0]}{capability[1]}"]
     yield "is_bf16_supported", lambda including_emulation=True: including_emulation or capability >= (8, 0)
     yield "is_tf32_supported", lambda: capability >= (8, 0)
-    yield "is_current_stream_capturing", lambda: False
     yield "can_device_access_peer", _yes
     yield "ipc_collect", _nothing
     yield "set_sync_debug_mode", _nothing

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from triosim.errors import CaptureWarning
 from triosim.memory.allocator.allocator import CachingAllocator
 from triosim.trace import Category, Communication, Mark, Phase
 from triosim.tracer.patches import Patches
+from triosim.tracer.recorder.compiled_code import CompiledLayer, GraphCall
 from triosim.tracer.recorder.endless_loops import ValueReads
 from triosim.tracer.recorder.module_paths import ModulePaths
 from triosim.tracer.recorder.storages import AllocationContext, RecordedStorage, StorageTracker
@@ -63,14 +64,6 @@ class RecordedTensor:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledLayer:
-    """The layer of compiled code that runs, and whether that is a backward pass."""
-
-    layer: str
-    backward: bool
-
-
 @dataclass(slots=True)
 class RecordedStep:
     """The operators, marks and tensors of one step, in order."""
@@ -106,6 +99,7 @@ class Recorder:
         self.step = RecordedStep()
         self.notes: dict[str, str] = {}  # by line of the script
         self.reads = ValueReads()
+        self.graph: list[GraphCall] | None = None  # while a CUDA graph is captured
         self.compiled: CompiledLayer | None = None  # while compiled code runs
         self._numbers: dict[tuple[Any, ...], int] = {}  # of tensors, by storage, shape, strides, offset and dtype
         self._by_sequence: dict[int, int] = {}
@@ -174,13 +168,31 @@ class Recorder:
         if self.compiled is not None:
             operator.layer, operator.forward = self.compiled.layer or operator.layer, None
         operator.communication = communication
+        made = list(outputs)
+        if self.graph is not None:
+            self.graph.append(GraphCall(operator, given, made))
+            for tensor in (*given, *made):
+                self.storages.of(tensor)
+            return
         if operator.outside and not given and operator.phase == "forward":
             operator.layer = "input"
+        self._add(operator, given, made)
+
+    def replay(self, calls: Iterable[GraphCall]) -> None:
+        """Record the operators of a CUDA graph on the current stream; the first one's launch is that of all."""
+        for number, call in enumerate(calls):
+            of = call.operator
+            attributes = {**of.attributes, "in_graph": True} if number else of.attributes
+            again = replace(of, attributes=attributes, stream=self.stream(), forward=None, inputs=[], outputs=[])
+            self._add(again, call.inputs, call.outputs)
+
+    def _add(self, operator: RecordedOperator, given: list[Any], made: list[Any]) -> None:
+        communication = operator.communication
         context = self.context
         context.position, context.phase = len(self.step.operators), operator.phase
         context.layer, context.stream = operator.layer, operator.stream
         operator.inputs = [self._tensor(tensor) for tensor in given]
-        operator.outputs = list(dict.fromkeys([self._tensor(tensor) for tensor in outputs]))
+        operator.outputs = list(dict.fromkeys([self._tensor(tensor) for tensor in made]))
         if communication is not None:
             self._communicates(operator, communication)
         self.step.operators.append(operator)
@@ -443,7 +455,7 @@ class Recorder:
             warnings.warn_explicit(f"{line}: {what}", CaptureWarning, file, number)
 
     def _mark(self, kind: Any, stream: str | None, number: int | None, source: str = "") -> None:
-        if self._unrecorded:
+        if self._unrecorded or self.graph is not None:
             return
         self.step.marks.append(Mark(len(self.step.operators), kind, stream, number, source))
         if self.listener is not None:

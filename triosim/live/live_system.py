@@ -23,6 +23,7 @@ from triosim.folding.folded_run import should_fold
 from triosim.gpus import Gpu
 from triosim.live.live_network import LiveNetwork
 from triosim.networks.base import Network
+from triosim.operators.features import is_launched
 from triosim.pipeline.launches import with_launches
 from triosim.pipeline.reading import Subject
 from triosim.pipeline.system import NetworkFactory, System, network_factory, system_of
@@ -68,7 +69,7 @@ class Prices:
             priced = with_predicted_times(asked, self.model).operators[len(forwards) :]
         if self.launch_seconds is None:
             return list(priced)
-        return [one.with_host_seconds(self.launch_seconds if one.seconds else None) for one in priced]
+        return [one.with_host_seconds(self.launch_seconds if is_launched(one) else None) for one in priced]
 
 
 def live_system(gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | None = None) -> LiveSystem:

@@ -136,6 +136,11 @@ def flops(operator: Operator, forward: Operator | None = None) -> float:
     return _plain(operator)
 
 
+def is_launched(operator: Operator) -> bool:
+    """Whether the host launches an operator: views are no kernels, and one launch runs all kernels of a CUDA graph."""
+    return operator.seconds > 0 and not operator.attributes.get("in_graph")
+
+
 def input_bytes(operator: Operator, forward: Operator | None = None) -> float:
     """Return the bytes that an operator reads."""
     if is_free(operator):

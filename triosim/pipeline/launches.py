@@ -8,6 +8,7 @@ from statistics import median
 
 from triosim.config import RunConfig
 from triosim.config.stacks import stack_of
+from triosim.operators.features import is_launched
 from triosim.pipeline.reading import Subject
 from triosim.trace import Trace
 
@@ -54,5 +55,5 @@ def _launched(subject: Subject, seconds: float) -> Subject:
 
 @lru_cache(maxsize=16)
 def _with_host_seconds(trace: Trace, seconds: float) -> Trace:
-    operators = [one.with_host_seconds(seconds if one.seconds else None) for one in trace.operators]
+    operators = [one.with_host_seconds(seconds if is_launched(one) else None) for one in trace.operators]
     return replace(trace, operators=tuple(operators))
