@@ -31,12 +31,14 @@ def test_a_step_ends_with_its_last_rank_and_the_next_one_begins_there(
     second.compute.add(0.0, 3.0)
     first.communication.add(1.0, 1.5, 3.0, "world")
     records.ended(0)  # rank 1, at 3 s
+    second.compute_seconds = 3.0  # what ends at the same instant is noted after that
     env.run(until=7.0)
     first.compute.add(2.0, 6.0)  # 3 s of it in the second step
     first.compute_seconds = 5.0
     first.communication.add(2.0, 4.0, 7.0, "world")
     records.ended(1)
     records.ended(1)
+    env.run(until=7.5)
 
     assert [(one.index, one.began_s, one.seconds) for one in records.steps] == [(0, 0.0, 3.0), (1, 3.0, 4.0)]
     ranks = records.kept[1].recording.ranks
@@ -44,6 +46,7 @@ def test_a_step_ends_with_its_last_rank_and_the_next_one_begins_there(
     assert ranks[0].communication.transfers == [(0.0, 1.0, 4.0, "world", None)]
     assert ranks[0].compute_seconds == 5.0
     assert ranks[1].compute.merged() == []
+    assert [one.compute_seconds for one in records.kept[0].recording.ranks] == [0.0, 3.0]
     assert ranks[1].iterations == [4.0]
 
 
@@ -59,6 +62,7 @@ def test_steps_that_are_alike_are_recorded_once_and_leave_nothing_behind(
         recording.count_transfer(("all_reduce", "world", 2, 8.0), 0.5)
         records.ended(step)
         records.ended(step)
+    env.run(until=50.5)
     assert list(records.kept) == [0, 1]  # the first one sets up the script
     assert records.near(records.steps[-1])[0] == records.steps[1]
     assert recording.transfers == {}

@@ -71,6 +71,11 @@ class StepRecords:
         if self._running[index] < self._hosts:
             return
         del self._running[index]
+        over = self._network.env.timeout(0.0)  # what else ends at this instant belongs to the step
+        over.callbacks.append(lambda _: self._over(index))
+
+    def _over(self, index: int) -> None:
+        """Note that a step ended on all hosts."""
         now = self._network.env.now
         step = LiveStep(index, self._began, now - self._began)
         self.steps.append(step)
