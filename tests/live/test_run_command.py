@@ -187,6 +187,29 @@ def test_memory_and_files_are_the_runs_own(live: Run, tmp_path: Path) -> None:
     assert "triosim: what the script wrote is in own" in said
 
 
+AT_THE_END = """
+import atexit, multiprocessing, os, time
+atexit.register(lambda: open("written.txt", "w").write("at the end"))
+atexit.register(lambda: print("the end at", int(time.time())))
+os.close(os.open("kept.txt", os.O_WRONLY | os.O_TRUNC))
+print("kept", repr(open("kept.txt").read()))
+child = multiprocessing.get_context("fork").Process(target=print, args=("child",))
+child.start()
+child.join()
+print("ended", child.exitcode)
+"""
+
+
+def test_what_a_script_does_at_its_end_and_in_its_processes_is_the_runs_own(live: Run, tmp_path: Path) -> None:
+    for name in ("written.txt", "kept.txt"):
+        (tmp_path / name).write_text("by the user", encoding="utf-8")
+    status, log, _ = live(AT_THE_END, "--files", "own")
+    assert status == 0
+    assert [line for line in log.splitlines() if line != "child"] == ["kept ''", "ended 0", "the end at 1767225600"]
+    for name in ("written.txt", "kept.txt"):
+        assert (tmp_path / name).read_text(encoding="utf-8") == "by the user"
+
+
 def test_the_exit_status_is_the_scripts(live: Run) -> None:
     assert live("import sys\nsys.exit(7)\n")[0] == 7
     status, _, said = live("def f():\n    raise KeyError('mine')\nf()\n")

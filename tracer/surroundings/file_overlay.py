@@ -175,7 +175,8 @@ class FileOverlay:
             with self._ours():
                 if flags & os.O_CREAT and flags & os.O_EXCL and self.exists(path):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-                path = self.to_write(path, copy=not flags & os.O_TRUNC) if flags & _WRITES else self.to_read(path)
+                replaces = flags & os.O_TRUNC and flags & os.O_CREAT
+                path = self.to_write(path, copy=not replaces) if flags & _WRITES else self.to_read(path)
             return original(path, flags, *args, **kwargs)
 
         return function

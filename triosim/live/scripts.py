@@ -84,6 +84,8 @@ def run_live(request: Request, config: RunConfig, progress: Progress | None = No
     found = _compared(request.ranks, chosen, job) if job.distributed else None
     like = _followed(chosen, found, job.world)
     with RankOutput(shown, request.ranks_output) as output, LiveRun(job, like, output, request.patience) as run:
+        if request.ranks == "all":
+            config = config.replaced(fold=False)  # ranks that run for themselves may differ
         system = live_system(job.gpu, job.world, config, None if found is None else found.streams)
         if found is not None and system.symmetry is not None:
             like = found.streams.like

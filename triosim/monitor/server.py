@@ -63,10 +63,11 @@ def _listening(port: int) -> socket.socket:
     try:
         found.bind((ADDRESS, port))
         found.listen()  # who asks before the server has begun waits for it
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         found.close()
         fix = "name another port, or leave it out"
-        raise OptionError(f"port {port} cannot be taken: {error.strerror}", where="--monitor-port", fix=fix) from None
+        why = getattr(error, "strerror", None) or "ports are below 65536"
+        raise OptionError(f"port {port} cannot be taken: {why}", where="--monitor-port", fix=fix) from None
     return found
 
 

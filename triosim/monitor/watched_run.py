@@ -134,7 +134,9 @@ def _rows(ranks: dict[int, Doing], now: float) -> list[dict[str, Any]]:
 
 
 def cycle_of(ranks: dict[int, Doing]) -> list[int]:
-    """Return ranks that wait for each other in a circle; none where there is no circle."""
+    """Return ranks that wait for each other in a circle, where none of all ranks does anything else."""
+    if any(one.state != "waiting" for one in ranks.values()):
+        return []  # a rank may wait in one stream and go on in another, or for a partner that goes on
     waits: Any = networkx.DiGraph()
     waits.add_edges_from(
         (index, partner) for index, one in ranks.items() for partner in one.partners if partner in ranks

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import io
 import math
+import multiprocessing
 import os
 import random
 import signal
@@ -55,6 +56,7 @@ def run_rank(job: LiveJob, rank: int, like: Sequence[int], connection: Connectio
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends this process
     _end_with_parent()
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a script may start processes
     atexit._clear()
     feed = TaskFeed(connection)
     os.register_at_fork(after_in_child=feed.detach)
@@ -65,7 +67,6 @@ def run_rank(job: LiveJob, rank: int, like: Sequence[int], connection: Connectio
     try:
         messages = _Messages(Path(folder), rank, feed, like)
         status = _status_of(job, messages, feed, steps)
-        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         feed.end(status)
@@ -93,7 +94,10 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
                 clock.install(patches, feed, job.start_time)
                 patches.make([_loader(feed, job.loader_seconds)])
                 patches.make(() if job.distributed else _without_world())
-                execute(job.path, job.arguments, module=job.module)
+                try:
+                    execute(job.path, job.arguments, module=job.module)
+                finally:
+                    atexit._run_exitfuncs()  # in simulated time, and with the files of the overlay
         return 0
     except EnoughSteps:
         return 0

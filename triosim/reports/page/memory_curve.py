@@ -28,7 +28,9 @@ def memory_curve(report: MemoryReport, ranks: str) -> dict[str, Any]:
         begins.append(now)
         now += operator.seconds
     live = report.usage.live
-    moments = [0.0, *accumulate((round(begins[event.operator + 1], 9) for event in report.usage.events), max)]
+    ended = [round(begins[event.operator + 1], 9) for event in report.usage.events]
+    # An event is listed where memory changes; where it names a later operator, it is no later than the events that follow.
+    moments = [0.0, *reversed([*accumulate(reversed(ended), min)])]
     highest: dict[float, int] = {}  # at each moment; a chart has one value at a time
     total = live.sum(axis=1)
     for index, moment in enumerate(moments):

@@ -19,7 +19,8 @@ def sections(result: Result, page: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the sections that the result has something for; ``page`` are the values that the charts are drawn from."""
     data = result.data
     yield Section("time", "Where the time goes", chart("parts", "The parts of a step by GPU") + _ranks(data))
-    yield Section("when", "Timeline", _timeline(page))
+    if page["timeline"] or not data.steps:  # of a script's step no timeline is kept
+        yield Section("when", "Timeline", _timeline(page))
     if data.memory:
         yield Section("memory", "Memory", _memory(data, page))
     if data.links or page["link_loads"]:
@@ -32,7 +33,8 @@ def sections(result: Result, page: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("what-if", "What if a part were faster?", chart("what-if-bars", "Steps of faster systems"))
     yield Section("trust", "How sure it is", _trust(data))
     yield Section("assumptions", "Assumptions and notes", _notes(data))
-    yield Section("again", "The command that makes it again", f"<pre>{text(_command(result))}</pre>")
+    if not data.steps:
+        yield Section("again", "The command that makes it again", f"<pre>{text(_command(result))}</pre>")
 
 
 def sentence(data: ResultData) -> str:
