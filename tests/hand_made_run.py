@@ -85,6 +85,7 @@ def topology() -> Topology:
 def handle(rank: int, task: Task, arrived: float, started: float, finished: float) -> Handle:
     made = Handle(rank, task)
     made.arrived, made.started, made.finished = arrived * MS, started * MS, finished * MS
+    made.received = 1e6 if isinstance(task, Recv) else 0.0
     return made
 
 

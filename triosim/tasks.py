@@ -48,6 +48,7 @@ class Handle:
         "operator_ends",
         "operator_starts",
         "rank",
+        "received",
         "sequence_numbers",
         "started",
         "task",
@@ -65,6 +66,7 @@ class Handle:
         self.operator_starts: tuple[float, ...] | None = None  # where operators do not follow on from each other
         self.operator_ends: tuple[float, ...] | None = None  # where the speed of the GPU changes
         self.layers: Layers | None = None  # of a send and its receive: the sender's
+        self.received = 0.0  # bytes that sends of other ranks bring
         self.sequence_numbers: tuple[int, ...] = ()  # by which collectives, sends and receives are matched
         self.open_dependencies = 1  # unfinished tasks that this one waits for; one is for the issuing itself
         self.dependents: list[Handle] | None = []  # the tasks that wait for this one; None once it is done

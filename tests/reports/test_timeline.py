@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hand_made_run import handle, recording, result
 
+from triosim.cli import main as cli
 from triosim.engine import Recording
 from triosim.engine.recording import RankRecord
 from triosim.reports.files.timeline import write_timeline
@@ -113,6 +114,77 @@ def test_tasks_of_one_stream_that_overlap_get_tracks_beside_each_other(tmp_path:
     found = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert set(track_names(found).values()) == {"unordered", "unordered (2)"}
     test_slices_of_one_track_nest_or_keep_apart(found)
+
+
+def test_slices_that_touch_do_not_overlap_when_a_viewer_adds_their_times(tmp_path: Path) -> None:
+    """2.301 + 0.1 is 2.4010000000000002 in floats: speedscope takes such a slice for the caller of the next one."""
+    made = result()
+    assert made.topology is not None
+    ends = [2.301e-3, 2.401e-3, 2.4013e-3, 4.5e-3]  # ms; the third takes less than half a nanosecond
+    starts = [0.0, *ends[:-1]]
+    tasks = [Compute.of(name, (end - start) * 1e-3) for name, start, end in zip("wxyz", starts, ends, strict=True)]
+    handles = [handle(0, task, start, start, end) for task, start, end in zip(tasks, starts, ends, strict=True)]
+    write_timeline(
+        Recording([RankRecord(0)], handles=handles, end=2e-3), made.topology, None, tmp_path / "t.json", title="four"
+    )
+    found = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    slices = of(found, "X")
+    assert [(e["name"], e["ts"], e["dur"]) for e in slices] == [
+        ("w", 0, 2.301),
+        ("x", 2.301, 0.099),
+        ("z", 2.401, 2.099),
+    ]
+    (instant,) = of(found, "i")
+    assert (instant["name"], instant["ts"]) == ("y of y", 2.401)
+    assert track_names(found)[instant["pid"], instant["tid"]] == "takes no time"
+
+
+def test_no_two_tracks_share_a_number_and_none_has_that_of_its_process(events: list[Event]) -> None:
+    named = [(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"]
+    assert len({track for _, track in named}) == len(named)
+    assert not {track for _, track in named} & {process for process, _ in named}
+    for gpu in (1, 2):  # in the order of their numbers, as in that of their sort keys: alike on every GPU
+        order = {
+            e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index" and e["pid"] == gpu
+        }
+        assert sorted(order) == sorted(order, key=order.__getitem__)
+
+
+@pytest.mark.parametrize("option", ["--timeline", "--kineto"])
+def test_a_timeline_of_some_ranks_shows_these_alone(tmp_path: Path, option: str) -> None:
+    trace = Path(__file__).parents[2] / "examples" / "traces" / "vgg11_a100_fake.json.gz"
+    command = ["simulate", str(trace), "-p", "ddp", "-n", "4", "-t", "dgx-a100", "-q", "--timeline-ranks", "0,2-3"]
+    assert cli.run([*command, option, str(tmp_path / "run.json")]) == 0
+    if option == "--kineto":
+        shown = {file.name for file in (tmp_path / "run.json").iterdir()}
+        assert shown == {f"rank-{rank}.json.gz" for rank in (0, 2, 3)}
+        return
+    found = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    computing = {e["pid"] - 1 for e in of(found, "X") if e["cat"] == "forward"}
+    assert computing == {0, 2, 3}
+    flows = {(e["args"]["from"], e["args"]["to"]) for e in of(found, "X") if e["cat"] == "flow"}
+    assert flows == {("gpu0", "gpu1"), ("gpu1", "gpu2"), ("gpu2", "gpu3"), ("gpu3", "gpu0")}
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--timeline-ranks", "0"], "--timeline-ranks: has no effect without --timeline or --kineto"),
+        (["--timeline-ranks", "0,9", "--timeline", "t.json"], "there is no rank 9; give ranks from 0 to 1"),
+        (["--timeline-ranks", "first", "--timeline", "t.json"], "'first' names no ranks; write 0,8 or 0-3"),
+        (["--timeline-ranks", "3-1", "--timeline", "t.json"], "'3-1' names no ranks"),
+    ],
+)
+def test_ranks_that_there_are_not_are_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], what: str
+) -> None:
+    trace = Path(__file__).parents[2] / "examples" / "traces" / "vgg11_a100_fake.json.gz"
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["simulate", str(trace), "-p", "ddp=2", "-t", "dgx-a100", "-q", *options]) == 2
+    error = capsys.readouterr().err
+    assert what in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_flows_beyond_what_a_viewer_bears_are_left_out_and_counted(

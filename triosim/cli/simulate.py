@@ -112,7 +112,10 @@ def command(trace: TracePath = None, **given: Any) -> None:
     if given["record"] and given["output"] is None:
         raise OptionError("has no file to keep it in", where="--record", fix="add --output result.json.gz")
     kept = {name for report in written for name in reports.records(report.kind)}
-    run = run.with_options(**dict.fromkeys(kept | {"timeline", "links"} if given["record"] else kept, True))
+    kept |= {"timeline", "links"} if given["record"] else set()
+    if run.config.timeline_ranks is not None and "timeline" not in kept:
+        raise OptionError("has no effect without --timeline or --kineto", where="--timeline-ranks", fix="leave it out")
+    run = run.with_options(**dict.fromkeys(kept, True))
     if given["chakra"] is not None:
         graph_writing.check_folder(Path(given["chakra"]))
     with Progress(shown=not given["quiet"]) as progress, monitored(progress, given) as watched:

@@ -11,13 +11,14 @@ from typing import Any, Literal
 from triosim.errors import OptionError, TriosimError, nearest
 from triosim.plugins import Group
 from triosim.trace import DTYPE_BYTES, dtype_name
-from triosim.units import parse_bandwidth, parse_bytes, parse_time
+from triosim.units import format_ranks, parse_bandwidth, parse_bytes, parse_ranks, parse_time
 
 #: What an option's value is. ``part`` is the name of a plug-in or a class; ``file`` a path, or a name that is no file;
-#: ``names`` are several words; ``mapping`` is ``KEY=VALUE`` pairs; ``object`` is left as it is for whoever reads it.
+#: ``names`` are several words; ``ranks`` is ``0-3,8``; ``mapping`` is ``KEY=VALUE`` pairs; ``object`` is left as it
+#: is for whoever reads it.
 Kind = Literal[
     "text", "whole", "number", "probability", "flag", "choice", "bytes", "time", "bandwidth", "dtype",
-    "names", "mapping", "part", "file", "parallel",
+    "names", "ranks", "mapping", "part", "file", "parallel",
     "topology", "object",
 ]  # fmt: skip
 
@@ -199,6 +200,17 @@ def _names(option: Option, value: Any) -> tuple[str, ...]:
     return tuple(str(word).strip() for word in words)
 
 
+def _ranks(option: Option, value: Any) -> str:
+    """Return ranks as text, ``0-3,8``."""
+    try:
+        found = parse_ranks(value) if isinstance(value, str) else [int(one) for one in value]
+    except (ValueError, TypeError):
+        found = []
+    if not found or min(found) < 0:
+        raise OptionError(f"'{value}' names no ranks", fix="write 0,8 or 0-3")
+    return format_ranks(found)
+
+
 def _mapping(option: Option, value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return {str(key): one for key, one in value.items()}
@@ -259,6 +271,7 @@ _PARSERS: Mapping[Kind, Callable[[Option, Any], Any]] = {
     "bandwidth": _bandwidth,
     "dtype": _dtype,
     "names": _names,
+    "ranks": _ranks,
     "mapping": _mapping,
     "part": _part,
     "file": _file,

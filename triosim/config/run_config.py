@@ -167,6 +167,8 @@ class RunConfig:
         "choice", "all", panel=CHAKRA, choices=("all", "data"), metavar="NAME", help=
         "The dependencies of graphs that count: all, or data alone, where converters made callers wait for what they call.")
     timeline: bool = _option("flag", False, panel=OUTPUT, commands=(), help="Keep every task, for the timeline.")
+    timeline_ranks: str | None = _option("ranks", metavar="RANKS", panel=OUTPUT, commands=("simulate",), help=
+        "The ranks that --timeline and --kineto show: 0,8 or 0-3. By default all.")
     links: bool = _option("flag", False, panel=OUTPUT, commands=("simulate",), help=
         "Record the load of each link over time; show the busiest.")
     parts: Mapping[str, Any] = field(default_factory=dict)

@@ -96,7 +96,9 @@ class Engine:
         self.options = options or EngineOptions()
         self.progress = progress
         self.ranks: dict[int, RankState] = {}
-        self.recording = Recording(ranks=[], handles=[] if self.options.timeline else None)
+        self._handles: list[Handle] = []
+        self._recorded = self.options.timeline_ranks if self.options.timeline else frozenset[int]()
+        self.recording = Recording(ranks=[], handles=self._handles if self.options.timeline else None)
         self._finished_tasks = 0
         self._pending = 0  # hosts that still draw tasks, and tasks that are issued and not finished
         self._ready: deque[Handle] = deque()
@@ -296,8 +298,8 @@ class Engine:
         rank.unfinished[handle] = None
         self._pending += 1
         rank.open_launches += handle.launches
-        if self.recording.handles is not None:
-            self.recording.handles.append(handle)
+        if self._recorded is None or rank.index in self._recorded:
+            self._handles.append(handle)
         self._release(handle)
         return handle
 

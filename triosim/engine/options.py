@@ -17,7 +17,7 @@ class EngineOptions:
     call_overhead: then, what launching a transfer, a collective or a copy costs, in seconds.
     run_ahead: how many operators the host may be ahead of the device, where launches cost time; then it waits for communication
         that the device waits for. None: as many as CUDA's launch queue holds.
-    timeline: keep the handle of every task in the recording.
+    timeline: keep the handle of every task in the recording, of the ``timeline_ranks`` alone where these are given.
     conditions: the events. The times of unequal GPUs are in their task streams.
     contention: the slow-downs of computations and transfers beside each other.
     """
@@ -26,6 +26,7 @@ class EngineOptions:
     call_overhead: float = 0.0
     run_ahead: int | None = None
     timeline: bool = False
+    timeline_ranks: frozenset[int] | None = None
     conditions: Conditions = field(default_factory=Conditions)
     contention: Contention | None = None
 

@@ -106,21 +106,20 @@ def operator_times(handle: Handle) -> Iterator[tuple[Operator, float, float]]:
         now += operator.seconds
 
 
-def matched_sends(by_rank: Mapping[int, Iterable[Handle]]) -> Iterator[tuple[Handle, Handle, float]]:
-    """Yield each send with its receive and its bytes: matched by pair, tag and order, as the engine does."""
-    sent: dict[tuple[int, int, int], deque[tuple[Handle, float]]] = {}
+def matched_sends(by_rank: Mapping[int, Iterable[Handle]]) -> Iterator[tuple[Handle, Handle]]:
+    """Yield each send with its receive: matched by pair, tag and order, as the engine does."""
+    sent: dict[tuple[int, int, int], deque[Handle]] = {}
     received: dict[tuple[int, int, int], deque[Handle]] = {}
     for rank, handles in by_rank.items():
         for handle in handles:
             task = handle.task
             for part in task.parts if isinstance(task, Batch) else (task,):
                 if isinstance(part, Send):
-                    sent.setdefault((rank, part.destination, part.tag), deque()).append((handle, part.nbytes))
+                    sent.setdefault((rank, part.destination, part.tag), deque()).append(handle)
                 elif isinstance(part, Recv):
                     received.setdefault((part.source, rank, part.tag), deque()).append(handle)
     for channel, senders in sent.items():
-        for (sender, nbytes), receiver in zip(senders, received.get(channel, ()), strict=False):
-            yield sender, receiver, nbytes
+        yield from zip(senders, received.get(channel, ()), strict=False)
 
 
 @dataclass(slots=True)
@@ -143,7 +142,7 @@ class Recording:
         ranks share their task objects, and hashing the operators of a task takes long; the task in the value keeps the
         ``id`` its own.
     transfers: how often each kind and size of transfer ran, and for how long.
-    handles: every task of every rank, in order of issue, if a timeline was asked for.
+    handles: every task, in order of issue, if a timeline was asked for; of some ranks alone if it was of these.
     represented: the ranks that each simulated rank represents, itself among them; None where all ranks are simulated.
     is_stretched: whether one period stands for several, so that intervals have the right lengths and not the right number.
     """

@@ -144,6 +144,7 @@ class Rendezvous:
         send = end.task if isinstance(end.task, Send) else other.task
         assert isinstance(send, Send)
         other.handle.layers = end.handle.layers = send.layers  # the receiver does not know whose tensors arrive
+        (other if send is end.task else end).handle.received += send.nbytes
 
         def done(_: simpy.Event) -> None:
             multiplicity = 1

@@ -10,7 +10,7 @@ from triosim.conditions import Conditions
 from triosim.conditions.checks import condition_notes, notes_without_effect
 from triosim.config import RunConfig
 from triosim.engine import Engine, EngineOptions, Progress, Recording
-from triosim.errors import AsymmetryError
+from triosim.errors import AsymmetryError, OptionError
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.folded_run import run_folded, should_fold
@@ -19,7 +19,7 @@ from triosim.folding.steady_state import PeriodsLeftOut, WatchedEngine, watched_
 from triosim.networks.base import Network
 from triosim.pipeline.planning import PlannedRun
 from triosim.tasks import TaskStream
-from triosim.units import format_time
+from triosim.units import format_time, parse_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ def run(planned: PlannedRun, config: RunConfig, progress: Progress | None = None
         call_overhead=launches.call_seconds if launches else 0.0,
         run_ahead=launches.run_ahead if launches else None,
         timeline=config.timeline,
+        timeline_ranks=_timeline_ranks(config, tasks.world),
         conditions=conditions,
         contention=planned.contention,
     )
@@ -53,6 +54,17 @@ def run(planned: PlannedRun, config: RunConfig, progress: Progress | None = None
                 f"stopped after {format_time(recording.end)} of simulated time: the figures are of what had run until then"
             )
     return Execution(recording, network, (*notes, *_without_effect(conditions, network, recording)))
+
+
+def _timeline_ranks(config: RunConfig, world: int) -> frozenset[int] | None:
+    """Return the ranks whose tasks are kept, None for all. Raises ``OptionError`` for one that there is not."""
+    if config.timeline_ranks is None:
+        return None
+    ranks = parse_ranks(config.timeline_ranks)
+    if max(ranks) >= world:
+        what = f"there is no rank {max(ranks)}"
+        raise OptionError(what, where="--timeline-ranks", fix=f"give ranks from 0 to {world - 1}")
+    return frozenset(ranks)
 
 
 class _Runner:

@@ -5,33 +5,53 @@ They are numbered alike on every GPU, so that viewers, which sort by number, sho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-#: Numbers between two streams, for the tracks of tasks that overlap.
-_STEP = 1000
+from triosim.engine.recording import operator_times
+from triosim.tasks import Handle, Task
+from triosim.trace import Operator
+from triosim.units import whole_nanoseconds
+
+#: The tracks of a network's flows, and of operators and transfers that take no time.
+NETWORK_OUT, NETWORK_IN, INSTANTS = "network out", "network in", "takes no time"
 
 
 def track_order(stream: str) -> tuple[int, str]:
-    """Return a sort key: compute streams first, then communication, then the network's flows."""
-    return (0 if stream.startswith("compute") else 2 if stream.startswith("network") else 1, stream)
+    """Return a sort key: compute streams first, then communication, the network's flows, and what takes no time."""
+    last = {NETWORK_OUT: 2, NETWORK_IN: 2, INSTANTS: 3}
+    return (0 if stream.startswith("compute") else last.get(stream, 1), stream)
+
+
+def stream_of(task: Task) -> str:
+    """Return the stream of a task; one for those of a dependency graph, which have none."""
+    return getattr(task, "stream", None) or "unordered"
+
+
+def operator_spans(handle: Handle) -> Iterator[tuple[Operator, int, int]]:
+    """Yield each operator of a Compute task with its start and end in whole nanoseconds; none begins before the last ended."""
+    before = 0
+    for operator, started, ended in operator_times(handle):
+        begin = max(before, whole_nanoseconds(started))
+        before = max(begin, whole_nanoseconds(ended))
+        yield operator, begin, before
 
 
 class TrackNumbers:
     """The numbers of all streams of a run, from ``first`` on."""
 
     def __init__(self, streams: Iterable[str], first: int = 1) -> None:
-        ordered = sorted(set(streams), key=track_order)
-        self._numbers = {stream: first + place for place, stream in enumerate(ordered)}
+        self._first = first
+        self._streams = sorted(set(streams), key=track_order)
+        self._places = {stream: place for place, stream in enumerate(self._streams)}
 
     def number(self, stream: str, lane: int) -> int:
         """Return the number of a stream's track."""
-        return self._numbers[stream] + lane * _STEP
+        return self._first + self._places[stream] + lane * len(self._streams)
 
     def name(self, number: int) -> str:
         """Return the name of a track: the stream's, numbered where it has several."""
-        lane, first = divmod(number, _STEP)
-        stream = next(stream for stream, one in self._numbers.items() if one == first)
-        return stream if lane == 0 else f"{stream} ({lane + 1})"
+        lane, place = divmod(number - self._first, len(self._streams))
+        return self._streams[place] if lane == 0 else f"{self._streams[place]} ({lane + 1})"
 
 
 class Tracks:
@@ -55,4 +75,4 @@ class Tracks:
     def names(self) -> dict[int, str]:
         """The names of the tracks by number, in the order in which they are shown."""
         found = {number: self._numbers.name(number) for number in self._used}
-        return dict(sorted(found.items(), key=lambda pair: track_order(pair[1])))
+        return dict(sorted(found.items(), key=lambda pair: track_order(pair[1].partition(" (")[0])))

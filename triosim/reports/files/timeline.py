@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from triosim.engine import Recording
-from triosim.engine.recording import matched_sends, operator_times
+from triosim.engine.recording import matched_sends
 from triosim.errors import OptionError
 from triosim.networks.extensions import LinkRecorder
 from triosim.output_files import PathLike, writing_text
+from triosim.reports.tracks import INSTANTS, NETWORK_IN, NETWORK_OUT, TrackNumbers, Tracks, operator_spans, stream_of
 from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.tasks import Batch, Collective, Compute, Copy, Handle, Recv, Send
@@ -35,6 +35,9 @@ Transfer = Collective | Send | Recv | Batch | Copy
 MAX_FLOWS = 20_000
 MAX_COUNTER_EVENTS = 200_000
 MAX_COUNTER_LINKS = 100
+
+#: How many numbers the tracks of a process have, so that no two tracks of a file share one.
+TRACKS = 1000
 
 #: How many layers a transfer names.
 MAX_LAYERS = 4
@@ -61,21 +64,6 @@ def write_timeline(
         _EventWriter(file, topology, title).write(recording, network)
 
 
-@dataclass
-class _Tracks:
-    """The tracks of one process: one for each stream, and more where tasks of a stream overlap."""
-
-    ids: dict[str, int] = field(default_factory=dict)
-    ends: dict[str, list[int]] = field(default_factory=dict)
-
-    def track(self, stream: str, start: int, end: int) -> int:
-        """Return the id of the stream's track that is free from ``start``, and take it until ``end``."""
-        ends = self.ends.setdefault(stream, [])
-        lane = next((index for index, taken in enumerate(ends) if taken <= start), len(ends))
-        ends[lane : lane + 1] = [end]
-        return self.ids.setdefault(stream if lane == 0 else f"{stream} ({lane + 1})", len(self.ids) + 1)
-
-
 class _EventWriter:
     """Writes trace events to a file as they are made, and numbers processes and tracks."""
 
@@ -85,11 +73,13 @@ class _EventWriter:
         self.title = title
         self.first = True
         self.arrows = 0
-        # GPUs come first, then switches and hosts, then the links. Process and track 0 mean the idle task to Perfetto.
+        # GPUs come first, then switches and hosts, then the links. Process and track 0 mean the idle task to Perfetto, and a
+        # track with the number of a process its main thread.
         others = [name for name, node in topology.nodes.items() if node.kind != "gpu"]
         self.processes = {name: number for number, name in enumerate((*topology.gpus, *others), 1)}
+        self.gpus = frozenset(topology.gpus)
         self.link_process = len(self.processes) + 1
-        self.tracks: dict[int, _Tracks] = {}
+        self.tracks: dict[int, Tracks] = {}
         # What slices of one operator, or of one task, have in common; by id(), since the recording keeps them all.
         self.operators: dict[int, str] = {}
         self.transfers: dict[tuple[int, int], str] = {}
@@ -103,16 +93,24 @@ class _EventWriter:
             if handle.finished is not None:
                 by_rank.setdefault(handle.rank, []).append(handle)
         placed: dict[Handle, int] = {}
+        flows = self._shown_flows(network, by_rank)
+        ends = {node for flow in flows for node in (flow.source, flow.destination)}
+        for name, process in self.processes.items():
+            streams = {stream_of(handle.task) for handle in by_rank.get(process - 1, ()) if name in self.gpus}
+            network_streams = (NETWORK_OUT, NETWORK_IN) if name in ends else ()
+            numbers = TrackNumbers((*streams, INSTANTS, *network_streams), process * TRACKS)
+            self.tracks[process] = Tracks(numbers)
         for rank in sorted(by_rank):
             self._rank(rank, by_rank[rank], placed)
-        for sender, receiver, _ in matched_sends(by_rank):
-            self._arrow(
-                (sender.rank + 1, placed[sender], _ns(sender.started)),
-                (receiver.rank + 1, placed[receiver], max(_ns(receiver.started), _ns(receiver.finished) - 1)),
-                "send",
-            )
+        for sender, receiver in matched_sends(by_rank):
+            if sender in placed and receiver in placed:
+                self._arrow(
+                    (sender.rank + 1, placed[sender], _ns(sender.started)),
+                    (receiver.rank + 1, placed[receiver], max(_ns(receiver.started), _ns(receiver.finished) - 1)),
+                    "send",
+                )
+        self._flows(flows)
         if isinstance(network, LinkRecorder):
-            self._flows(network.flows)
             self._counters(network.rates)
         self._names()
         other = json.dumps(
@@ -124,23 +122,32 @@ class _EventWriter:
 
     def _rank(self, rank: int, handles: list[Handle], placed: dict[Handle, int]) -> None:
         process = rank + 1
-        tracks = self.tracks.setdefault(process, _Tracks())
+        tracks = self.tracks[process]
+        instants: dict[int, list[str]] = {}
         for handle in sorted(handles, key=_arrival):
             task = handle.task
             if isinstance(task, Compute):
                 start, end = _ns(handle.started), _ns(handle.finished)
-                track = tracks.track(task.stream or "unordered", start, end)
-                for operator, begun, done in operator_times(handle):
-                    self._slice(process, track, _ns(begun), min(_ns(done), end), self._operator(operator))
+                track = tracks.track(stream_of(task), start, end) if end > start else 0
+                for operator, begin, done in operator_spans(handle):
+                    if done > begin:
+                        self._slice(process, track, begin, done, self._operator(operator))
+                    else:
+                        instants.setdefault(begin, []).append(f"{operator.name} of {operator.layer}")
             elif isinstance(task, Transfer):
                 start, met, end = _ns(handle.arrived), _ns(handle.started), _ns(handle.finished)
-                placed[handle] = track = tracks.track(task.stream or "unordered", start, end)
+                if end == start:
+                    instants.setdefault(start, []).append(task.label or type(task).__name__)
+                    continue
+                placed[handle] = track = tracks.track(stream_of(task), start, end)
                 key = id(task), met - start
                 if key not in self.transfers:
                     self.transfers[key] = _transfer(task, met - start)
                 self._slice(process, track, start, end, self.transfers[key])
                 if met > start:
                     self._slice(process, track, start, met, '"name":"waiting","cat":"waiting"')
+        for moment in sorted(instants):
+            self._instant(process, moment, instants[moment])
 
     def _operator(self, operator: Operator) -> str:
         text = self.operators.get(id(operator))
@@ -154,28 +161,38 @@ class _EventWriter:
 
     # ---- the network --------------------------------------------------------------------------------------------
 
+    def _shown_flows(self, network: Network | None, by_rank: Mapping[int, list[Handle]]) -> list[Any]:
+        """Return the finished flows to and from the ranks that are shown, at most ``MAX_FLOWS``; count the others."""
+        if not isinstance(network, LinkRecorder):
+            return []
+        shown = {self.topology.gpus[rank] for rank in by_rank}
+        flows = [
+            flow for flow in network.flows
+            if flow.finished is not None and (len(shown) == len(self.gpus) or {flow.source, flow.destination} & shown)
+        ]  # fmt: skip
+        flows.sort(key=lambda flow: flow.started)
+        if len(flows) > MAX_FLOWS:
+            self.left_out["flows"] = len(flows) - MAX_FLOWS
+        return flows[:MAX_FLOWS]
+
     def _flows(self, flows: Iterable[Any]) -> None:
-        """Show flows as slices where they leave and where they arrive, joined by arrows."""
-        shown = 0
-        for flow in sorted(flows, key=lambda flow: flow.started):
-            if flow.finished is None:
-                continue
-            if shown == MAX_FLOWS:
-                self.left_out["flows"] += 1
-                continue
-            shown += 1
+        """Show flows as slices where they leave and where they arrive, joined by an arrow if both are GPUs."""
+        for flow in flows:
             start, end = _ns(flow.started), _ns(flow.finished)
+            if end == start:
+                continue
             args = json.dumps(
                 {"bytes": flow.nbytes, "from": flow.source, "to": flow.destination, "links": list(flow.links)}
             )
             name = json.dumps(f"{flow.source} → {flow.destination}  {format_bytes(flow.nbytes)}", ensure_ascii=False)
             ends = []
-            for node, stream in ((flow.source, "network out"), (flow.destination, "network in")):
+            for node, stream in ((flow.source, NETWORK_OUT), (flow.destination, NETWORK_IN)):
                 process = self.processes[node]
-                track = self.tracks.setdefault(process, _Tracks()).track(stream, start, end)
+                track = self.tracks[process].track(stream, start, end)
                 self._slice(process, track, start, end, f'"name":{name},"cat":"flow","args":{args}')
                 ends.append((process, track))
-            self._arrow((*ends[0], start), (*ends[1], max(start, end - 1)), "flow")
+            if {flow.source, flow.destination} <= self.gpus:
+                self._arrow((*ends[0], start), (*ends[1], max(start, end - 1)), "flow")
 
     def _counters(self, rates: Iterable[LinkRate]) -> None:
         """Show the busiest links' utilisation in percent; of changes at one instant the last counts."""
@@ -214,20 +231,28 @@ class _EventWriter:
     def _names(self) -> None:
         gpus = len(self.topology.gpus)
         for name, process in self.processes.items():
-            if process not in self.tracks and process != self.link_process:
+            tracks = self.tracks[process].names if process in self.tracks else {}
+            if not tracks and process != self.link_process:
                 continue
             label = json.dumps(f"GPU {process - 1} ({name})" if process <= gpus else name)
             self._event(f'"ph":"M","name":"process_name","pid":{process},"args":{{"name":{label}}}')
             self._event(f'"ph":"M","name":"process_sort_index","pid":{process},"args":{{"sort_index":{process}}}')
-            tracks = self.tracks.get(process, _Tracks())
-            for order, stream in enumerate(sorted(tracks.ids, key=_track_order)):
-                where = f'"pid":{process},"tid":{tracks.ids[stream]}'
+            for order, (track, stream) in enumerate(tracks.items()):
+                where = f'"pid":{process},"tid":{track}'
                 self._event(f'"ph":"M","name":"thread_name",{where},"args":{{"name":{json.dumps(stream)}}}')
                 self._event(f'"ph":"M","name":"thread_sort_index",{where},"args":{{"sort_index":{order}}}')
 
     def _slice(self, process: int, track: int, start: int, end: int, what: str) -> None:
-        times = f'"ts":{as_microseconds(start)},"dur":{as_microseconds(max(0, end - start))}'
+        times = f'"ts":{as_microseconds(start)},"dur":{_duration(start, end)}'
         self._event(f'"ph":"X","pid":{process},"tid":{track},{times},{what}')
+
+    def _instant(self, process: int, moment: int, names: list[str]) -> None:
+        """Show what took no time, such as views, on a track of its own: viewers draw stacks of slices without length."""
+        track = self.tracks[process].track(INSTANTS, moment, moment)
+        label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        where = f'"pid":{process},"tid":{track},"ts":{as_microseconds(moment)}'
+        what = f'"name":{json.dumps(label)},"cat":"instant","args":{json.dumps({"all": ", ".join(names)})}'
+        self._event(f'"ph":"i","s":"t",{where},{what}')
 
     def _arrow(self, source: tuple[int, int, int], destination: tuple[int, int, int], category: str) -> None:
         """Draw an arrow from one slice to another, each named by its process, its track and a time within it."""
@@ -243,11 +268,6 @@ class _EventWriter:
 
 def _arrival(handle: Handle) -> float:
     return handle.arrived if handle.arrived is not None else handle.started or 0.0
-
-
-def _track_order(stream: str) -> tuple[int, str]:
-    """Return a sort key: compute streams first, then communication, then the network's flows."""
-    return (0 if stream.startswith("compute") else 2 if stream.startswith("network") else 1, stream)
 
 
 def _transfer(task: Transfer, waiting: int) -> str:
@@ -276,6 +296,16 @@ def _transfer(task: Transfer, waiting: int) -> str:
         args["label"] = task.label
     text = f"{name}  {format_bytes(size)}" if size else name
     return f'"name":{json.dumps(text)},"cat":"communication","args":{json.dumps(args)}'
+
+
+def _duration(start: int, end: int) -> str:
+    """Return microseconds that added to the start do not pass the end, as viewers add floats: else a nanosecond less.
+
+    speedscope takes a slice that ends after the next one begins for its caller.
+    """
+    duration = as_microseconds(end - start)
+    passes = float(as_microseconds(start)) + float(duration) > float(as_microseconds(end))
+    return as_microseconds(end - start - 1) if passes else duration
 
 
 def _ns(seconds: float | None) -> int:

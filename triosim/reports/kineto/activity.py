@@ -8,12 +8,12 @@ than the host's (``lead``), so that no kernel runs before its launch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from triosim.engine.engine import RUN_AHEAD
-from triosim.engine.recording import operator_times
-from triosim.tasks import Batch, Collective, Compute, Copy, Handle, Iteration, Recv, Send, Task
+from triosim.reports.tracks import operator_spans, stream_of
+from triosim.tasks import Batch, Collective, Compute, Copy, Handle, Iteration, Recv, Send
 from triosim.trace import Operator, Phase
 from triosim.units import whole_nanoseconds
 
@@ -52,11 +52,6 @@ class Activity:
         return stream_of(self.handle.task)
 
 
-def stream_of(task: Task) -> str:
-    """Return the stream of a task; one for those of a dependency graph, which have none."""
-    return getattr(task, "stream", None) or "unordered"
-
-
 def activities(handles: Iterable[Handle]) -> Iterator[Activity]:
     """Yield what a rank did, given its handles in order of issue."""
     host, iteration = 0, 0
@@ -69,8 +64,7 @@ def activities(handles: Iterable[Handle]) -> Iterator[Activity]:
             iteration += 1
         if handle.finished is None or not isinstance(task, Compute | Transfer):
             continue
-        for operator, began, ended in _work(handle):
-            begin, end = whole_nanoseconds(began), whole_nanoseconds(ended)
+        for operator, begin, end in _work(handle):
             if len(ahead) == RUN_AHEAD and handle.launch_start is None:
                 host = max(host, ahead[0])
             if operator is not None:
@@ -87,12 +81,12 @@ def lead(found: Iterable[Activity]) -> int:
     return max((one.returned - one.begin for one in found if one.runs), default=0)
 
 
-def _work(handle: Handle) -> Sequence[tuple[Operator | None, float, float]]:
+def _work(handle: Handle) -> Iterable[tuple[Operator | None, int, int]]:
     if isinstance(handle.task, Compute):
-        return list(operator_times(handle))
+        return operator_spans(handle)
     assert handle.arrived is not None
     assert handle.finished is not None
-    return [(None, handle.arrived, handle.finished)]
+    return [(None, whole_nanoseconds(handle.arrived), whole_nanoseconds(handle.finished))]
 
 
 def _call(handle: Handle, operator: Operator | None, host: int, runs: bool) -> tuple[int, int]:

@@ -48,7 +48,6 @@ class RunFacts:
     lead: int
     streams: TrackNumbers
     groups: Mapping[Communicator, int]
-    received: Mapping[Handle, float]
     memory: WorldMemory | None
 
 
@@ -103,7 +102,7 @@ class RankFile:
             self._work(one, kernel, category_of(operator.kernels), span, "")
 
     def _transfer(self, one: Activity, task: Transfer) -> None:
-        shown = profiled(task, self._owner.rank, self._facts.groups, self._facts.received.get(one.handle, 0.0))
+        shown = profiled(task, self._owner.rank, self._facts.groups, one.handle.received)
         span, arguments = _span(one), encoded(shown.arguments)
         self._kineto.call(shown.call, span, f'"Fwd thread id": {int(span.thread == "backward")}')
         if shown.communicates:

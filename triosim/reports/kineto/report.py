@@ -10,12 +10,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from triosim.engine.recording import matched_sends
 from triosim.errors import OptionError, OutputError
 from triosim.output_files import PathLike, writing_text
-from triosim.reports.kineto.activity import activities, lead, stream_of
+from triosim.reports.kineto.activity import activities, lead
 from triosim.reports.kineto.rank_file import RankFile, RunFacts
-from triosim.reports.tracks import TrackNumbers
+from triosim.reports.tracks import TrackNumbers, stream_of
 from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.tasks import Collective, Communicator, Handle
@@ -66,15 +65,11 @@ def _facts(result: Result, by_rank: Handles) -> RunFacts:
             streams.add(stream_of(handle.task))
             if isinstance(handle.task, Collective):
                 groups.setdefault(handle.task.group, len(groups))
-    received: dict[Handle, float] = defaultdict(float)
-    for _, receiver, nbytes in matched_sends(by_rank):
-        received[receiver] += nbytes
     return RunFacts(
         model=str(result.inputs.get("trace", {}).get("model", "model")),
         lead=max(lead(activities(handles)) for handles in by_rank.values()),
         streams=TrackNumbers(streams, _FIRST_STREAM),
         groups=groups,
-        received=received,
         memory=result.memory,
     )
 

@@ -123,7 +123,7 @@ class _Slices:
     def arrows(self, by_rank: Mapping[int, Iterable[Handle]], number: Mapping[Place, int]) -> list[list[int]]:
         """Return (track, nanoseconds sent, track, nanoseconds received), each once."""
         found: dict[tuple[int, int, int, int], None] = {}
-        for sender, receiver, _ in matched_sends(by_rank):
+        for sender, receiver in matched_sends(by_rank):
             ends = [number.get((one.rank, self._placed.get(one, ""))) for one in (sender, receiver)]
             if None not in ends and sender.started is not None and receiver.finished is not None:
                 a, b = (end for end in ends if end is not None)

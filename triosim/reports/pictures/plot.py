@@ -153,14 +153,15 @@ def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
 def _kinds(
     recording: Recording, rank: int, compute: list[Interval], communication: list[Interval]
 ) -> Iterable[tuple[str, list[Interval]]]:
-    """Yield the intervals of each kind of activity: by phase and with waiting apart where the recording kept the tasks."""
-    if recording.handles is None:
+    """Yield the intervals of each kind of activity: by phase and with waiting apart where the rank's tasks were kept."""
+    handles = [handle for handle in recording.handles or () if handle.rank == rank]
+    if not handles:
         yield "compute", compute
         yield "communication", communication
         return
     found = {kind: Intervals() for kind in COLOURS}
-    for handle in recording.handles:
-        if handle.rank != rank or handle.finished is None:
+    for handle in handles:
+        if handle.finished is None:
             continue
         if isinstance(handle.task, Compute):
             for operator, start, end in operator_times(handle):
