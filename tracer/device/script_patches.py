@@ -154,14 +154,16 @@ def _swap(fake_mode: FakeTensorMode) -> Any:
 def _data() -> property:
     """Return ``Tensor.data``, to which a tensor of another device may be assigned, as PyTorch allows for real ones.
 
-    A tensor cannot become fake, or a fake one move, in place: its object is swapped with one that is, as modules do to move.
+    A real tensor cannot become fake in place, nor a fake one real: its object is swapped with one that is, as modules do.
     """
     original: Any = torch.Tensor.data
 
     def assign(self: torch.Tensor, value: torch.Tensor) -> None:
         fake = isinstance(self, FakeTensor), isinstance(value, FakeTensor)
-        if not any(fake) or (all(fake) and self.device == value.device):
+        if fake[0] == fake[1]:
             original.__set__(self, value)
+            if fake[0]:
+                self.fake_device = value.fake_device  # type: ignore[attr-defined]
             return
         with torch.no_grad():
             made = value.detach()
