@@ -253,8 +253,8 @@ def test_data_of_another_device_moves_a_tensor_that_others_refer_to() -> None:
     """FSDP1 moves its flat parameter, of which the optimizer and the autograd graph hold references, to save it."""
     with fake_capture("H100-SXM"):
         parameter = torch.nn.Parameter(torch.ones(4, device="cuda"))
-        held = (parameter.sum(), parameter.grad_fn, torch.optim.SGD([parameter]), [parameter] * 20)
-        parameter.data = torch.ones(6, device="cuda").cpu()
+        held = (parameter * parameter, parameter.exp().mul(parameter), torch.optim.SGD([parameter]), [parameter] * 20)
+        parameter.data = torch.randn(6, device="cuda").cpu()
         assert (parameter.device.type, tuple(parameter.shape)) == ("cpu", (6,))
         parameter.data = parameter.data.cuda()
         assert parameter.device.type == "cuda"
