@@ -36,11 +36,13 @@ def simulate(trace: TraceLike, parallel: Any = "single", *, progress: Progress |
     return simulate_config(trace, RunConfig.of(parallel=parallel, **options), progress)
 
 
+@without_collecting()
 def simulate_config(trace: TraceLike, config: RunConfig, progress: Progress | None = None) -> Result:
     """Do what ``simulate`` does, with the options in one value."""
     return simulate_priced(price(read(trace, config), config), config, progress)
 
 
+@without_collecting()  # to its end, where most of what was made is gone
 def simulate_priced(
     priced: PricedSubject, config: RunConfig, progress: Progress | None = None, system: System | None = None
 ) -> Result:
@@ -52,7 +54,6 @@ def simulate_priced(
     return with_draws(result, [Draw.of(result), *map(Draw.of, others)])
 
 
-@without_collecting()
 def _simulated(
     priced: PricedSubject, config: RunConfig, progress: Progress | None, system: System | None
 ) -> tuple[PlannedRun, Result]:

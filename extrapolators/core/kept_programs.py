@@ -1,7 +1,7 @@
-"""Programs that plans of one trace begin with, kept for later plans of the same process.
+"""Programs that plans of one trace begin with, and parts of others, kept for later plans of the same process.
 
 Configurations of a search differ in schedule, mesh and hooks more often than in the shards of a rank: its operators are divided
-and priced once for all of them. A program is known by all that it was made from, so what is found is what would be made.
+and priced once for all of them. What is kept is known by all that it was made from, so what is found is what would be made.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from triosim.extrapolators.core.extrapolator import Extrapolator
-from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.core.program import Block, Program
 from triosim.gpus import Gpu
 from triosim.trace import Trace
+
+Made = TypeVar("Made")
 
 #: Operators of all programs that are kept, at most about 250 MB: programs share many.
 MOST_KEPT = 300_000
@@ -49,28 +52,55 @@ def of_operators_alone(part: Extrapolator) -> bool:
     return bool(vars(type(part)).get("of_operators_alone"))
 
 
+class Kept(Generic[Made]):
+    """What was made of sources, those used last, as long as their weights come to no more than ``most``."""
+
+    def __init__(self, most: int, weight: Callable[[Made], int] = lambda _: 1) -> None:
+        self._most, self._weight = most, weight
+        self._made: dict[Hashable, Made] = {}
+        self._total = 0
+
+    def get(self, source: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what is made of a source."""
+        if source in self._made:
+            found = self._made.pop(source)
+        else:
+            found = make()
+            self._total += self._weight(found)
+        self._made[source] = found  # as the one used last
+        while self._total > self._most:
+            oldest = next(iter(self._made))
+            self._total -= self._weight(self._made.pop(oldest))
+        return found
+
+
 class KeptPrograms:
-    """Programs by their sources, up to ``most`` operators together: those used last."""
+    """Programs by their sources, up to ``most`` operators together."""
 
     def __init__(self, most: int = MOST_KEPT) -> None:
-        self._most = most
-        self._programs: dict[ProgramSource, Program] = {}
-        self._operators = 0
+        self._programs = Kept[Program](most, lambda program: len(program.operators))
 
     def get(self, source: ProgramSource, make: Callable[[], Program]) -> Program:
         """Return the program of a source, with a model of its own, which remembers nothing of other plans."""
         if source.model is None:
             return make()
-        program = self._programs.pop(source, None)
-        if program is None:
-            program = make()
-            self._operators += len(program.operators)
-        self._programs[source] = program  # as the one used last
-        while self._operators > self._most:
-            oldest = next(iter(self._programs))
-            self._operators -= len(self._programs.pop(oldest).operators)
+        program = self._programs.get(source, make)
         return replace(program, model=copy(program.model))
 
 
 #: Those of this process.
 KEPT = KeptPrograms()
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksSource:
+    """Rows of blocks, and the ``others`` that something follows from, which are compared first.
+
+    Blocks that programs share are the same objects, so that it takes no time to compare them; to hash them would.
+    """
+
+    others: tuple[object, ...]
+    blocks: tuple[tuple[Block, ...], ...]
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(len, self.blocks)))

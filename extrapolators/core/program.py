@@ -185,11 +185,22 @@ class Stage:
     forward: tuple[Block, ...]
     backward: tuple[Block, ...] = ()
     optimizer: tuple[Block, ...] = ()
+    _parameters: tuple[Tensor, ...] | None = field(default=None, init=False, repr=False, compare=False)
+    _gradients: dict[str | None, tuple[Gradient, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """All blocks, forward first."""
         return (*self.forward, *self.backward, *self.optimizer)
+
+    def with_optimizer(self, optimizer: tuple[Block, ...]) -> Stage:
+        """Return the stage with another optimizer: what is known of its passes stays known."""
+        found = replace(self, optimizer=optimizer)
+        object.__setattr__(found, "_parameters", self.parameters)
+        object.__setattr__(found, "_gradients", self._gradients)
+        return found
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -201,6 +212,11 @@ class Stage:
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         """The parameters that the forward pass uses, as this rank has them, each storage once."""
+        found = self._find_parameters() if self._parameters is None else self._parameters
+        object.__setattr__(self, "_parameters", found)
+        return found
+
+    def _find_parameters(self) -> tuple[Tensor, ...]:
         operators = [operator for block in self.forward for operator in block.operators]
         repeated = {t.id for op in operators for t in op.outputs if t.category == "parameter" and _repeats(op, t)}
         used = (t for op in operators for t in op.inputs if t.category == "parameter")
@@ -224,6 +240,10 @@ class Stage:
         The operator that completes a gradient is the last that writes it, or else, in a trace that does not link gradients
         to parameters, the last that differentiates a user of the parameter. A parameter without either is frozen.
         """
+        found = self._gradients[dtype] = self._gradients.get(dtype) or self._find_gradients(dtype)
+        return found
+
+    def _find_gradients(self, dtype: str | None) -> tuple[Gradient, ...]:
         storage_of: dict[int, int] = {}  # of each id that a parameter goes by (its transposed view is another)
         users: dict[int, list[int]] = {}  # forward operator: storages of its parameters
         layers: dict[int, str] = {}  # of each storage
@@ -382,6 +402,8 @@ class Program:
         Its backward blocks are in the order in which they run for the last time, in which gradients become complete.
         """
         numbers = self.schedule.stages_of(pipeline_rank)
+        if len(numbers) == 1 and not self.weight_part:
+            return self.stages[numbers[0]].with_optimizer(self._optimizer_of(pipeline_rank))
         last = self.schedule.last(pipeline_rank)
         backward: list[Block] = []
         for (stage, half), action in last.items():
@@ -389,8 +411,11 @@ class Program:
                 backward += self.part(stage, half)
             elif half == "input":
                 backward += self.part(stage, action.phase)
-        optimizer = self.optimizers[pipeline_rank] if self.optimizers else self.stages[0].optimizer
-        return Stage(tuple(block for n in numbers for block in self.stages[n].forward), tuple(backward), optimizer)
+        forward = tuple(block for number in numbers for block in self.stages[number].forward)
+        return Stage(forward, tuple(backward), self._optimizer_of(pipeline_rank))
+
+    def _optimizer_of(self, pipeline_rank: int) -> tuple[Block, ...]:
+        return self.optimizers[pipeline_rank] if self.optimizers else self.stages[0].optimizer
 
     def reshaped(self, shapes: Mapping[int, Operator], *, note: str) -> Program:
         """Return the program with operators in other shapes, by id, and their predicted times, which ``note`` tells."""

@@ -23,6 +23,7 @@ from triosim.config import Option
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.extrapolator import PIPELINE_ORDER, Extrapolator
 from triosim.extrapolators.core.flags import BALANCE_STAGES, GRADIENT_DTYPE, SCHEDULE, STAGES
+from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import (
     Await,
@@ -47,6 +48,9 @@ from triosim.trace import Operator, Tensor
 
 #: The axis whose ranks hold the same activations between layers.
 _TENSOR_AXIS = "tp"
+
+#: Stages of this process: points of a search that differ in schedule or data parallelism share them.
+_STAGES = Kept[tuple[Stage, ...]](8)
 
 
 class PipelineParallel(Extrapolator):
@@ -105,10 +109,11 @@ class PipelineParallel(Extrapolator):
         if starts is None:  # known already where ranks or iterations have different programs
             seconds_by_stage = self._seconds_by_stage(program, schedule, mesh)
             starts = tuple(stage_starts(self.config, program.stages[0], schedule.stages, seconds_by_stage))
-        pipeline = Pipeline(program, starts, schedule, self._parts(mesh, program.stages[0].forward, starts))
+        whole, parts = program.stages[0], self._parts(mesh, program.stages[0].forward, starts)
+        pipeline = Pipeline(program, starts, schedule, parts)
         return replace(
             program,
-            stages=pipeline.stages(),
+            stages=_STAGES.get(BlocksSource((starts, parts), (whole.forward, whole.backward)), pipeline.stages),
             optimizers=pipeline.optimizers(),
             stage_axis=self.axis,
             stage_starts=starts,
@@ -180,10 +185,17 @@ class Pipeline:
         self._schedule = schedule
         self._parts = parts
         self._forward = self._by_stage(self._whole.forward, range(len(self._whole.forward)))
+
+    @cached_property
+    def _flow(self) -> Dataflow:
         # What is computed again in the backward pass makes nothing new, though its operators are forward ones.
         again = (op for block in self._whole.backward for op in block.operators if op.phase == "backward")
-        self._flow = Dataflow((*(op for block in self._whole.forward for op in block.operators), *again))
-        self._stage_of = {  # of each forward operator
+        return Dataflow((*(op for block in self._whole.forward for op in block.operators), *again))
+
+    @cached_property
+    def _stage_of(self) -> dict[int, int]:
+        """The stage of each forward operator."""
+        return {
             op.id: stage for stage, blocks in enumerate(self._forward) for block in blocks for op in block.operators
         }
 

@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from tests.search_spaces import GPT, MIXTURE, space
+from tests.search_spaces import GPT, LLAMA, MIXTURE, space
 from triosim.configuration_search.bounds import IdleCollectives, lower_bound
 from triosim.configuration_search.evaluation import Weigh, shortened
 from triosim.configuration_search.spaces.rules import validity_of
+from triosim.extrapolators.core import plan as planning
+from triosim.extrapolators.core.kept_programs import Kept, KeptPrograms
+from triosim.extrapolators.data import sharded_state
+from triosim.extrapolators.pipeline import pp
+from triosim.memory.liveness import rank_lifetimes
 from triosim.pipeline.planning import plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import read
+
+
+@pytest.mark.parametrize(
+    ("model", "varied"),
+    [
+        (
+            GPT,
+            "pp=1,2,4 tp=1,2 virtual_stages=1,2 data_parallel=ddp,zero1,fsdp micro_batch_size=1,2 recompute=none,full",
+        ),
+        (
+            GPT,
+            "pp=1,2 tp=1,2 sequence_parallel=no,yes schedule=1f1b,zero-bubble data_parallel=zero1,zero2 recompute=selective",
+        ),
+        (LLAMA, "pp=2,4 tp=1,2 gradient_dtype=float32,bfloat16 data_parallel=ddp,zero1"),
+        (MIXTURE, "pp=1,2 ep=1,2 data_parallel=ddp,zero1,fsdp micro_batch_size=1"),
+    ],
+)
+def test_what_points_share_changes_none_of_them(monkeypatch: pytest.MonkeyPatch, model: str, varied: str) -> None:
+    run = space(model, varied, global_batch_size=32)
+    valid = validity_of(run).valid
+    drawn = random.Random(2).sample(valid, min(20, len(valid)))
+    shared = Weigh(run)
+    found = [shared(point) for point in drawn]
+    monkeypatch.setattr(planning, "KEPT", KeptPrograms(most=0))
+    for where, name in ((sharded_state, "_OPTIMIZERS"), (pp, "_STAGES"), (rank_lifetimes, "_LIFETIMES")):
+        monkeypatch.setattr(where, name, Kept[Any](0))
+    for point, together in zip(drawn, found, strict=True):
+        alone = Weigh(run)(point)
+        assert (alone.state, alone.memory) == (together.state, together.memory)  # to the byte
+        assert alone.at_bound is not None
+        assert together.at_bound is not None
+        assert alone.at_bound.step_time_s == pytest.approx(together.at_bound.step_time_s, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,11 +30,15 @@ def failing(point: int) -> Outcome:
     return named(point)
 
 
+def in_runs_of(size: int) -> Callable[[int], int]:
+    return lambda point: point // size
+
+
 @pytest.mark.parametrize("run", [1, 7])
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_every_point_is_answered_once(jobs: int, run: int) -> None:
     with processes(named, jobs=jobs) as (evaluate,):
-        found = list(evaluate(range(20), run=run))
+        found = list(evaluate(range(20), shared=in_runs_of(run)))
     assert sorted(point for point, _ in found) == list(range(20))
     assert all(outcome.key == str(point) for point, outcome in found)
     assert not multiprocessing.active_children()
@@ -51,17 +55,24 @@ def test_no_more_points_are_drawn_than_processes_take(jobs: int, run: int) -> No
             yield number
 
     with processes(named, jobs=jobs) as (evaluate,):
-        for answered, _ in enumerate(evaluate(points(), run=run), 1):
-            assert len(drawn) <= answered - 1 + jobs * run
+        for answered, _ in enumerate(evaluate(points(), shared=in_runs_of(run)), 1):
+            assert len(drawn) <= answered - 1 + jobs * run + (jobs > 1)  # the first of the next run ends this one
             if answered == 5:
                 break
 
 
 def test_a_run_of_points_is_for_one_process() -> None:
     with processes(named, jobs=3) as (evaluate,):
-        process_of = {point: outcome.reason for point, outcome in evaluate(range(12), run=4)}
+        process_of = {point: outcome.reason for point, outcome in evaluate(range(12), shared=in_runs_of(4))}
     for first in (0, 4, 8):
         assert len({process_of[point] for point in range(first, first + 4)}) == 1
+
+
+def test_a_long_run_is_for_several_processes() -> None:
+    with processes(named, jobs=2) as (evaluate,):
+        process_of = {point: outcome.reason for point, outcome in evaluate(range(80), shared=lambda _: 0)}
+    for first in (0, 32, 64):
+        assert len({process_of[point] for point in range(first, min(first + 32, 80))}) == 1
 
 
 def test_all_tasks_run_in_the_same_processes() -> None:
@@ -72,14 +83,14 @@ def test_all_tasks_run_in_the_same_processes() -> None:
 
 def test_what_nobody_waits_for_any_more_is_forgotten() -> None:
     with processes(named, jobs=2) as (evaluate,):
-        next(iter(evaluate(range(100), run=5)))
+        next(iter(evaluate(range(100), shared=in_runs_of(5))))
         assert sorted(point for point, _ in evaluate(range(3))) == [0, 1, 2]
     assert not multiprocessing.active_children()
 
 
 def test_a_process_that_dies_is_reported_with_its_point() -> None:
     with processes(dying, jobs=2) as (evaluate,), pytest.raises(SimulationError) as error:
-        list(evaluate(range(5), run=2))
+        list(evaluate(range(5), shared=in_runs_of(2)))
     assert str(error.value).startswith("3: the process that simulated it was killed by SIGKILL; give fewer --jobs")
     assert not multiprocessing.active_children()
 

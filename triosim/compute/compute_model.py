@@ -91,7 +91,7 @@ class ComputeModel(ABC):
 
     @property
     def identity(self) -> Hashable | None:
-        """What estimates follow from beside the trace that the model is fitted to; None where that is not known.
+        """What estimates follow from, of a fitted model also what it learnt; None where that is not known.
 
         Models of one identity are the same, and what one of them has priced is kept.
         """

@@ -12,6 +12,7 @@ from typing import Any
 from triosim import gpus as catalogue
 from triosim.config import RunConfig
 from triosim.configuration_search.bounds import IdleCollectives, lower_bound
+from triosim.configuration_search.memory_order import implied
 from triosim.configuration_search.outcome import Figures, Memory, Outcome
 from triosim.configuration_search.point import Point
 from triosim.configuration_search.spaces.declaration import REPLICATED
@@ -22,6 +23,7 @@ from triosim.extrapolators.core.flags import EP_OVERLAP
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.schedule_table import ScheduleTable, accumulate, in_flight
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
+from triosim.garbage_collector import without_collecting
 from triosim.memory.world_memory import RankMemory
 from triosim.pipeline.planning import PlannedRun, plan
 from triosim.pipeline.pricing import price
@@ -40,9 +42,16 @@ class Weigh:
 
     space: Space
     _idle: dict[str, IdleCollectives] = field(default_factory=dict, repr=False)
+    _found: dict[str, Outcome] = field(default_factory=dict, repr=False)
 
     def __call__(self, point: Point) -> Outcome:
-        """Return what is found."""
+        """Return what is found; a point that needs no less memory than one that did not fit is not planned."""
+        outcome = implied(self.space, point, self._found) or self._weighed(point)
+        self._found[point.key] = outcome
+        return outcome
+
+    @without_collecting()
+    def _weighed(self, point: Point) -> Outcome:
         try:
             config, layout = self.space.config(point), self.space.layout(point)
             short = shortened(config, layout)

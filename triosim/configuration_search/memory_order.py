@@ -34,20 +34,24 @@ _BATCHES = ("micro_batch_size", "micro_batches")
 
 def weighing_order(space: Space, points: Iterable[Point]) -> list[Point]:
     """Return points so that those which need less memory come first, and those which share shards follow each other."""
-    chains = [_chain(space, name) for name in (DATA_PARALLEL, "recompute")]
-    sequence = _chain(space, "sequence_parallel")
+    chains = [_chain(space, name) for name in ("recompute", DATA_PARALLEL)]
 
     def key(point: Point) -> tuple[object, ...]:
-        layout = space.layout(point)
-        samples = layout.of_batch(per_micro_batch=True) or 0
-        named = [repr(point.get(name)) for name in ("gpu", "seq")]
         ranks = [
-            _rank(chain, point.get(name)) for chain, name in zip(chains, (DATA_PARALLEL, "recompute"), strict=True)
+            _rank(chain, point.get(name)) for chain, name in zip(chains, ("recompute", DATA_PARALLEL), strict=True)
         ]
-        of_sequence = _rank(sequence, point.get("sequence_parallel"))
-        return (*ranks, *named, samples, of_sequence, layout.tp, layout.cp, layout.ep, layout.pp)
+        return (*shards(space, point), *ranks, space.layout(point).pp)
 
     return sorted(points, key=key)
+
+
+def shards(space: Space, point: Point) -> tuple[object, ...]:
+    """Return what the shards of a point's operators follow from, those that need less memory first."""
+    layout = space.layout(point)
+    samples = layout.of_batch(per_micro_batch=True) or 0
+    of_sequence = _rank(_chain(space, "sequence_parallel"), point.get("sequence_parallel"))
+    named = [repr(point.get(name)) for name in ("gpu", "seq")]
+    return (*named, samples, of_sequence, layout.tp, layout.cp, layout.ep)
 
 
 def implied(space: Space, point: Point, known: Mapping[str, Outcome]) -> Outcome | None:

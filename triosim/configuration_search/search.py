@@ -19,6 +19,7 @@ from triosim.config.signature import with_keywords
 from triosim.configuration_search.answer.result import SearchResult
 from triosim.configuration_search.evaluation import Simulate, Weigh
 from triosim.configuration_search.exact import Evaluate, Search, Searched, Tell, searched_by_study
+from triosim.configuration_search.memory_order import shards
 from triosim.configuration_search.objectives import Objectives
 from triosim.configuration_search.options import SEARCH, SearchOptions, share
 from triosim.configuration_search.outcome import Outcome
@@ -41,8 +42,6 @@ from triosim.configuration_search.workers import Task, processes
 from triosim.errors import OptionError
 from triosim.pipeline.reading import TraceLike
 
-#: How many points that share work one process weighs after the other.
-_POINTS_OF_A_RUN = 8
 #: Options of which Python may be given several values: the numbers and kinds of GPUs, and clusters.
 _SEVERAL = ("gpus", "gpu", "topology")
 
@@ -122,7 +121,7 @@ def run_search(space: Space, validity: Validity, options: SearchOptions, tell: T
     if options.screen is not None:
         tasks.append(Simulate(space, options.screen))
     with processes(*tasks, jobs=jobs) as (weigh, simulate, *screens):
-        in_runs: Evaluate = partial(weigh, run=_POINTS_OF_A_RUN)
+        in_runs: Evaluate = partial(weigh, shared=partial(shards, space))
         with _recorded(options.study, space, in_runs, simulate) as (weigh_all, simulate_all):
             screen = screens[0] if screens else None
             return Search(space, validity, objectives, weigh_all, simulate_all, options.top, tell, screen).run()

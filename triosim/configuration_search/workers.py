@@ -13,11 +13,11 @@ import signal
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Protocol, TypeVar
@@ -28,14 +28,19 @@ from triosim.errors import SimulationError, TriosimError
 One = TypeVar("One")
 Task = Callable[[One], Outcome]
 
+#: How many points that share work one process is handed at once, so that at the end none works for long while others wait.
+_MOST_IN_A_RUN = 32
+
 
 class Evaluate(Protocol[One]):
     """Yields each point with what a task finds, as they come.
 
-    A process that is free draws so many points in a ``run``: of points that share work, those that follow each other.
+    A process that is free draws a point, or those that follow each other and have one ``shared`` key: these share work.
     """
 
-    def __call__(self, points: Iterable[One], *, run: int = 1) -> Iterator[tuple[One, Outcome]]:
+    def __call__(
+        self, points: Iterable[One], *, shared: Callable[[One], Hashable] | None = None
+    ) -> Iterator[tuple[One, Outcome]]:
         """Raises what the task raises, and ``SimulationError`` where a process dies."""
 
 
@@ -52,26 +57,39 @@ def processes(*tasks: Task[One], jobs: int = 1) -> Iterator[Sequence[Evaluate[On
         yield [partial(_together, workers, number) for number in range(len(tasks))]
 
 
-def _alone(task: Task[One], points: Iterable[One], *, run: int = 1) -> Iterator[tuple[One, Outcome]]:
+def _alone(
+    task: Task[One], points: Iterable[One], *, shared: Callable[[One], Hashable] | None = None
+) -> Iterator[tuple[One, Outcome]]:
     for point in points:
         yield point, task(point)
 
 
 def _together(
-    workers: Sequence[_Worker[One]], task: int, points: Iterable[One], *, run: int = 1
+    workers: Sequence[_Worker[One]],
+    task: int,
+    points: Iterable[One],
+    *,
+    shared: Callable[[One], Hashable] | None = None,
 ) -> Iterator[tuple[One, Outcome]]:
-    todo = iter(points)
+    todo = iter(([point] for point in points) if shared is None else _runs(points, shared))
     for worker in workers:
         worker.forget()
     while True:
         for worker in workers:
-            if not worker.points and (drawn := list(islice(todo, run))):
+            if not worker.points and (drawn := next(todo, None)):
                 worker.start(task, drawn)
         busy = {worker.connection: worker for worker in workers if worker.points}
         if not busy:
             return
         for ready in wait(list(busy)):
             yield busy[ready].answer()  # type: ignore[index]
+
+
+def _runs(points: Iterable[One], shared: Callable[[One], Hashable]) -> Iterator[list[One]]:
+    """Yield the points that follow each other and have one key, some at a time."""
+    for _, group in groupby(points, shared):
+        while run := list(islice(group, _MOST_IN_A_RUN)):
+            yield run
 
 
 @dataclass(slots=True)

@@ -72,8 +72,8 @@ class AutoComputeModel(ComputeModel):
 
     @property
     def identity(self) -> Hashable:
-        """The user's own models, and whether operators are those of a step."""
-        return type(self), self._sustained, model_files.own_files()
+        """The user's own models, whether operators are those of a step, and what was learnt of a trace."""
+        return type(self), self._sustained, model_files.own_files(), self._linear
 
     def __copy__(self) -> AutoComputeModel:
         """Return a model that is fitted to the same, and remembers apart from this one what it is asked."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from triosim.extrapolators.core.kept_programs import Kept
 from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, SendToStage, TransferKey
 from triosim.extrapolators.core.shape_differences import ShapeDifferences
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, PERSISTENT, whole_blocks
@@ -103,6 +104,9 @@ class ProgramStorages:
             storage: tensor.category in PERSISTENT or storage not in made for storage, tensor in first.items()
         }
         self.captured = CapturedStorages(trace, first)
+        #: What lifetimes follow from beside blocks: one object for all programs in which it is equal. None where they cannot be
+        #: shared: those of a capture.
+        self.known_by: object = None if trace.storages else _KNOWN.get(_Storages(self), lambda: _Storages(self))
         items = (item for stage in program.stages for block in stage.blocks for item in block.items)
         self.sent_bytes = {item.key: item.nbytes for item in items if isinstance(item, SendToStage)}
         self.part = None if differences is None else DifferingStorages(program, trace, differences)
@@ -110,11 +114,29 @@ class ProgramStorages:
         self.held_alike = differences is not None and not any(map(self.persistent.__getitem__, differences.storages))
 
 
+class _Storages:
+    """The facts of a program's storages that lifetimes follow from."""
+
+    def __init__(self, of: ProgramStorages) -> None:
+        self._facts: tuple[Mapping[int, object], ...] = of.persistent, of.parameters, of.kept_until
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Storages) and (self is other or self._facts == other._facts)
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(len, self._facts)))
+
+
+#: Those of the programs that were used last.
+_KNOWN = Kept[_Storages](4)
+
+
 class DifferingStorages(ProgramStorages):
     """The storages of a program in which other programs differ from it: no others are followed."""
 
     def __init__(self, program: Program, trace: Trace, differences: ShapeDifferences) -> None:
         super().__init__(program, trace)
+        self.known_by = None
         hidden = (one.id for number in differences.operators for one in self.captured.hidden.get(number, ()))
         storages = self.storages = differences.storages.union(hidden)
         self.persistent = {one: persists or one not in storages for one, persists in self.persistent.items()}

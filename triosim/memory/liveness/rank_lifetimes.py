@@ -15,15 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
 from triosim.extrapolators.core.lowering import InstructionList, Lowering, PostedReceive, ScheduledAction
 from triosim.extrapolators.core.memory import MemoryTracker
-from triosim.extrapolators.core.program import Gradient, ReceiveFromStage, TransferKey
+from triosim.extrapolators.core.program import Block, Gradient, ReceiveFromStage, TransferKey
 from triosim.extrapolators.core.schedule_table import Action, ActionPhase
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, Lifetime, Lifetimes, whole_blocks
 from triosim.memory.liveness.micro_batch_lifetimes import MicroBatchLifetimes, MicroBatchLiveness, ProgramStorages
 from triosim.memory.liveness.residents import Resident
 from triosim.memory.liveness.resized_lifetimes import resized
 from triosim.trace import Category, Operator
+
+#: Lifetimes of this process: points of a search that differ in schedule or data parallelism share them.
+_LIFETIMES = Kept[MicroBatchLifetimes](64)
 
 
 class StageLifetimes:
@@ -68,15 +72,27 @@ class StageLifetimes:
 
     def _find(self, stage: object, split: bool, storages: ProgramStorages) -> MicroBatchLifetimes:
         """Return the lifetimes of some storages."""
-        if not isinstance(stage, int):
-            liveness = MicroBatchLiveness(storages, receives=False)
-            liveness.add_pass("optimizer", self._optimizer)
+        passes = self._passes(stage, split)
+        ids = frozenset[int]().union(*(block.operator_ids for blocks in passes.values() for block in blocks))
+        gradients = [pair for pair in self._gradients if pair[0].ready in ids]
+
+        def found() -> MicroBatchLifetimes:
+            liveness = MicroBatchLiveness(storages, gradients, receives=isinstance(stage, int))
+            for name, blocks in passes.items():
+                liveness.add_pass(name, blocks)
             return liveness.lifetimes()
-        liveness = MicroBatchLiveness(storages, self._gradients)
+
+        if storages.known_by is None:
+            return found()
+        return _LIFETIMES.get(BlocksSource((storages.known_by, [*passes], gradients), tuple(passes.values())), found)
+
+    def _passes(self, stage: object, split: bool) -> dict[str, tuple[Block, ...]]:
+        """Return the blocks of the passes of a stage, or of the optimizer."""
+        if not isinstance(stage, int):
+            return {"optimizer": self._optimizer}
         backward: tuple[ActionPhase, ...] = ("input", "weight") if split else ("backward",)
-        for half in ("forward", *backward) if self._program.training else ("forward",):
-            liveness.add_pass(half, self._program.part(stage, half))
-        return liveness.lifetimes()
+        halves: tuple[ActionPhase, ...] = ("forward", *backward) if self._program.training else ("forward",)
+        return {half: self._program.part(stage, half) for half in halves}
 
     def received(self, action: Action) -> list[TransferKey]:
         """Return the keys of what an action receives."""
