@@ -157,7 +157,7 @@ class Engine:
             self.progress.began(self)
         self._run_until_finished()
         if self._stopped:
-            self.recording.end = self.env.now
+            self.recording.end, self.recording.is_stopped = self.env.now, True
             return self.recording
         stuck = [rank for rank, host in hosts.items() if rank.unfinished or host.is_alive]
         if stuck:
@@ -175,9 +175,8 @@ class Engine:
         try:
             while self._pending and not self._stopped:
                 step()
-            while (
-                self.env.peek() <= self.env.now and not self._stopped
-            ):  # other events of this instant, such as the last rates
+            # then the other events of this instant, such as the last rates
+            while self.env.peek() <= self.env.now and not self._stopped:
                 step()
         except simpy.core.EmptySchedule:
             pass

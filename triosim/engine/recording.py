@@ -145,6 +145,7 @@ class Recording:
     handles: every task, in order of issue, if a timeline was asked for; of some ranks alone if it was of these.
     represented: the ranks that each simulated rank represents, itself among them; None where all ranks are simulated.
     is_stretched: whether one period stands for several, so that intervals have the right lengths and not the right number.
+    is_stopped: whether the run was stopped at ``end``, before its tasks had ended.
     """
 
     ranks: list[RankRecord]
@@ -154,6 +155,7 @@ class Recording:
     handles: list[Handle] | None = None
     represented: Mapping[int, Sequence[int]] | None = None
     is_stretched: bool = False
+    is_stopped: bool = False
 
     def count_transfer(self, key: TransferKey, seconds: float, multiplicity: int = 1) -> None:
         """Count a transfer or collective that has ended, as often as folding says."""

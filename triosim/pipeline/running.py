@@ -49,7 +49,7 @@ def run(planned: PlannedRun, config: RunConfig, progress: Progress | None = None
         runner = _Runner(planned, config, options, progress)
         recording, network = runner.run()
         notes.extend(runner.notes)
-        if getattr(progress, "stopped", False):
+        if recording.is_stopped:
             notes.append(
                 f"stopped after {format_time(recording.end)} of simulated time: the figures are of what had run until then"
             )
