@@ -20,7 +20,7 @@ import torch.distributed
 from triosim.errors import CaptureError, OptionError
 from triosim.gpus import Gpu, find
 from triosim.trace import Trace
-from triosim.tracer.compiler import cuda_graphs, dynamo
+from triosim.tracer.compiler import cuda_graphs, dynamo, triton_kernels
 from triosim.tracer.device import (
     attention,
     cpp_registration,
@@ -109,7 +109,9 @@ class FakeDevice:
         memory_formats.install(patches)
         data_dependent_operators.install(patches, mode)
         undecomposed_operators.install(patches)
-        script_patches.install(patches, recorder, fake_mode)
+        mode.replace(dict.fromkeys(triton_kernels.LAUNCHES, triton_kernels.launch_traced))
+        triton = {"triton.runtime": triton_kernels.patches_after_import(mode, self.gpu)}
+        script_patches.install(patches, recorder, fake_mode, triton)
         saved_tensors.install(patches, recorder, self._files)
         exchange = RankExchange(self.rank, self._messages)
         distributed_checkpoints.install(patches, exchange)

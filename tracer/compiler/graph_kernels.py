@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator as operators
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ _SCATTERS = frozenset(
 )
 
 #: The value of a node; of one with several results, a result.
-Place = tuple[fx.Node, int | None]
+Place = tuple[fx.Node, int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class _Planner:
     def _outputs(self, node: fx.Node, changes: fx.Node | None) -> Iterator[Tensor]:
         """Yield the tensors on the device that a node returns; one that it changes is a new one, as in a compiler's graph."""
         value = node.meta.get("val")
-        results = enumerate(value) if isinstance(value, (list, tuple)) else ((None, value),)
+        results = _results(value)
         for index, result in results:
             if not isinstance(result, torch.Tensor) or result.device.type != "cuda":
                 continue
@@ -153,6 +153,13 @@ class _Planner:
         """Whether a node is a constant that is made inside of kernels."""
         name = base_name(_name_of(node)[0])
         return name in _CONSTANTS and all(_is_fused(user) for user in node.users)
+
+
+def _results(value: Any) -> Iterable[tuple[int | str | None, Any]]:
+    """Return what a node returns, by position or name: a Triton kernel returns its arguments that it changes by name."""
+    if isinstance(value, (list, tuple)):
+        return enumerate(value)
+    return value.items() if isinstance(value, dict) else ((None, value),)
 
 
 def _recomputed(graph: fx.Graph) -> frozenset[fx.Node]:

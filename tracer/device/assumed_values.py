@@ -66,8 +66,7 @@ def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> None:
     rule = _RULES.get(name)
     given = [one for one in arguments if isinstance(one, torch.Tensor)]
     if rule is None or not (name in _ALWAYS or any(_has_value(one) for one in given)):
-        if hasattr(result, _NAME):  # changed in place, by an operator without a rule
-            delattr(result, _NAME)
+        forget(result)  # changed in place, by an operator without a rule
         return
     try:
         found = rule(*arguments)
@@ -76,6 +75,12 @@ def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> None:
     if name in _OVERWRITES:  # the first argument's old value does not matter
         given = given[1:]
     setattr(result, _NAME, (found, all(is_known(one) for one in given)))
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Make a tensor's value unknown: something wrote to it."""
+    if hasattr(tensor, _NAME):
+        delattr(tensor, _NAME)
 
 
 def _has_value(tensor: torch.Tensor) -> bool:

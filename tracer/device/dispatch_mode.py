@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
+from triosim.tracer.compiler.custom_operators import implementation
 from triosim.tracer.device import assumed_values, dtype_checks, known_contents, memory_formats
 from triosim.tracer.device.known_contents import flat
 from triosim.tracer.device.shape_cache import ShapeCache
@@ -62,6 +63,7 @@ class OperatorInfo:
         self.check = dtype_checks.check_of(self.bare)
         self.is_composite = function._can_decompose()
         self.to_host = schema.name in ("aten::_to_copy", "aten::copy_")
+        self.runs_as = implementation(schema.name)
 
     def composition(self, given: Iterable[torch.Tensor]) -> Any:
         """Return the dispatch key of a composite operator's kernel: one of the device's own, if there is one."""
@@ -121,6 +123,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.contents = known_contents.KnownContents()
         self._shapes = ShapeCache(fake_mode)
         self._muted = 0
+        self._inside = 0  # of operators that the script defines
         self._run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
         self._infos: dict[Any, OperatorInfo] = {}
         self._rules: dict[Any, Callable[..., Any]] = {
@@ -153,16 +156,28 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._muted -= 1
 
+    @contextmanager
+    def _below_autograd(self) -> Iterator[None]:
+        """Say that what runs inside comes here as it is written, because autograd, which decomposes operators, is off."""
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if function is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all calls
             return args[0].fake_device
         kwargs = kwargs or {}
+        own = self._run_by.get(function)
+        if own is not None and not isinstance(function, OpOverload):
+            with self:
+                return own(function, args, kwargs)
         if not isinstance(function, OpOverload):
             return function(*args, **kwargs)  # one that runs functions, such as flex attention
         for kind in types:
             if kind not in _PLAIN and hasattr(kind, "__tensor_flatten__"):
                 return NotImplemented  # a distributed tensor first runs the operator on its local parts
-        own = self._run_by.get(function)
         if own is not None:
             return own(function, args, kwargs)
         info = self._infos.get(function)
@@ -176,7 +191,10 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not fake and _is_real(function, given, args, kwargs):
             with torch._C._DisableTorchDispatch():
                 return function(*args, **({**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs))
-        if info.is_composite and torch.is_inference_mode_enabled():
+        if info.runs_as is not None and any(map(on_device, given)):
+            with self, self._below_autograd():
+                return info.runs_as(*args, **kwargs)
+        if info.is_composite and (self._inside or torch.is_inference_mode_enabled()):
             with self:  # autograd, which decomposes operators before they come here, is off
                 return function._op_dk(info.composition(given), *args, **kwargs)
         return self._on_device(function, info, given, args, kwargs)

@@ -33,12 +33,17 @@ from triosim.tracer.surroundings.file_overlay import FileOverlay
 _torchvision: list[Any] = []
 
 
-def install(patches: Patches, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
-    """Replace what needs a GPU, worker processes or data, until the patches are undone."""
+#: Returns the patches of a module that the script imports.
+AfterImport = Callable[[ModuleType], list[Patch]]
+
+
+def install(
+    patches: Patches, recorder: Recorder, fake_mode: FakeTensorMode, libraries: Mapping[str, AfterImport]
+) -> None:
+    """Replace what needs a GPU, worker processes or data, until the patches are undone; and parts of ``libraries``."""
     patches.make(_patches(recorder, fake_mode))
-    finder: Any = _AfterImports(
-        patches, {"transformers.utils.import_utils": _not_fake, "safetensors.torch": saved_tensors.safetensors_patches}
-    )
+    own = {"transformers.utils.import_utils": _not_fake, "safetensors.torch": saved_tensors.safetensors_patches}
+    finder: Any = _AfterImports(patches, {**own, **libraries})
     sys.meta_path.insert(0, finder)
     patches.callback(partial(sys.meta_path.remove, finder))
     for module in (importlib.import_module("torch.optim.optimizer"), torch.utils._foreach_utils):
@@ -53,7 +58,7 @@ def install(patches: Patches, recorder: Recorder, fake_mode: FakeTensorMode) -> 
 class _AfterImports:
     """An import hook that completes torchvision, and patches each of some modules as soon as it is imported."""
 
-    def __init__(self, patches: Patches, modules: Mapping[str, Callable[[ModuleType], list[Patch]]]) -> None:
+    def __init__(self, patches: Patches, modules: Mapping[str, AfterImport]) -> None:
         self._patches = patches
         self._modules = modules
         for name in modules.keys() & sys.modules.keys():

@@ -53,9 +53,18 @@ _BOTH_LAYOUTS = frozenset(("cast_transpose",))
 _MAYBE_VIEWS = frozenset(("reshape", "flatten", "contiguous", "to", "type_as", "float", "half", "bfloat16", "to_copy"))
 
 
+#: Kernels that a script wrote in Triton are called so, with their name.
+TRITON = "triton::"
+
+
 @lru_cache(maxsize=4096)
 def base_name(name: str) -> str:
-    """Return an operator's bare name: ``relu`` of ``aten::relu_``, ``AddmmBackward0`` of an autograd engine's call."""
+    """Return an operator's bare name: ``relu`` of ``aten::relu_``, ``AddmmBackward0`` of an autograd engine's call.
+
+    That of a Triton kernel is whole, as the script named it: one called ``transpose`` is no view.
+    """
+    if name.startswith(TRITON):
+        return name
     return name.rpartition(" ")[2].rpartition("::")[2].removeprefix("aten.").partition(".")[0].strip("_")
 
 
