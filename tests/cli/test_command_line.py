@@ -174,7 +174,7 @@ def test_every_output_is_written_and_nothing_else(run: Run, trace: Path, tmp_pat
 def test_compare_shows_the_strategies_with_what_cannot_run(run: Run, trace: Path) -> None:
     status, out, err = run("compare", trace, "--gpus", 4, "--topology", "dgx-h100")
     assert (status, err) == (0, "")
-    for word in ("single", "ddp", "fsdp", "zero1", "tp gather", "samples/s", "speed-up"):
+    for word in ("single", "ddp", "fsdp", "zero1", "tp=4 gather", "samples/s", "speed-up"):
         assert word in out
     assert max(map(len, out.splitlines())) <= 80
     assert "cannot run" in out, "two layers do not make four stages"
@@ -188,7 +188,7 @@ def test_compare_as_json_and_as_a_picture(run: Run, trace: Path, tmp_path: Path)
     runs = {one["label"]: one for one in json.loads(out)["runs"]}
     assert runs["single"]["speed_up"] == 1
     assert runs["single"]["step_time_s"] == pytest.approx(6e-3)
-    assert 1 < runs["ddp"]["speed_up"] <= 2
+    assert 1 < runs["ddp=2"]["speed_up"] <= 2
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,17 @@ def runs(comparison: Comparison) -> dict[str, float]:
 def test_an_option_reaches_the_strategies_that_read_it() -> None:
     found = compare(TRACE, 4, topology=SYSTEM, schedule="1f1b", options={"prefetch": "0"}, recompute="full")
     given = {"topology": SYSTEM, "recompute": "full"}
-    assert runs(found)["fsdp"] == simulate(TRACE, "fsdp=4", options={"prefetch": "0"}, **given).step_time_s
-    assert runs(found)["pp, M=4"] == simulate(TRACE, "pp=4", micro_batches=4, schedule="1f1b", **given).step_time_s
-    assert {"dp", "ddp", "tp megatron"} < runs(found).keys()  # to which neither means anything
+    assert runs(found)["fsdp=4"] == simulate(TRACE, "fsdp=4", options={"prefetch": "0"}, **given).step_time_s
+    assert runs(found)["pp=4 M=4"] == simulate(TRACE, "pp=4", micro_batches=4, schedule="1f1b", **given).step_time_s
+    assert {"dp=4", "ddp=4", "tp=4 megatron"} < runs(found).keys()  # to which neither means anything
     assert not [note for run in found.runs if run.result for note in run.result.notes if "no effect" in note]
 
 
 def test_conditions_hold_for_all_strategies() -> None:
     slow = {"slow_gpus": {1: 3.0}}
     found = runs(compare(TRACE, 4, topology=SYSTEM, conditions=slow))
-    for label, parallel in (("dp", "dp=4"), ("zero1", "zero1=4")):
-        assert found[label] == simulate(TRACE, parallel, topology=SYSTEM, conditions=slow).step_time_s
+    for parallel in ("dp=4", "zero1=4"):
+        assert found[parallel] == simulate(TRACE, parallel, topology=SYSTEM, conditions=slow).step_time_s
 
 
 def test_what_nobody_takes_is_refused_by_every_strategy() -> None:
@@ -60,7 +61,7 @@ def test_a_notebook_shows_the_table() -> None:
     comparison = compare(TRACE, 2, topology="ring(2, bandwidth=1 GB/s)")
     html = comparison._repr_html_()
     assert html.count("<tr>") == 1 + len(runs(comparison))
-    assert "<td>tp megatron</td>" in html
+    assert "<td>tp=2 megatron</td>" in html
 
 
 def test_the_command_takes_conditions_schedules_and_prices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,9 +72,34 @@ def test_the_command_takes_conditions_schedules_and_prices(tmp_path: Path, capsy
     command = ["compare", str(file), *words.split(), "-t", SYSTEM]
     assert cli.run([*command, "--format", "json"]) == 0
     rows = {row["label"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
-    assert rows["ddp"]["cost"] == pytest.approx(0.004 * rows["ddp"]["step_time_s"])
+    assert rows["ddp=4"]["cost"] == pytest.approx(0.004 * rows["ddp=4"]["step_time_s"])
     assert cli.run(command) == 0
     assert "cost: of a million tokens" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_command_of_a_strategy_simulates_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What ``compare`` prints can be typed, and its labels are what -p takes; the table is at most 80 wide."""
+    file = tmp_path / "trace.json"
+    save_trace(TRACE, file)
+    assert cli.run(["compare", str(file), "-n", "4", "-t", SYSTEM, "--format", "json"]) == 0
+    rows = [row for row in json.loads(capsys.readouterr().out)["runs"] if "command" in row]
+    for row in rows:
+        assert row["label"].partition(" ")[0] == row["parallel"]
+        assert cli.run([*shlex.split(row["command"])[1:], "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["step_time_s"] == row["step_time_s"]
+    assert cli.run(["compare", str(file), "-n", "4", "-t", SYSTEM]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "".join(rows[0]["command"].split()) in "".join(shown.split())
+
+
+def test_a_pipeline_waits_and_says_so(tmp_path: Path) -> None:
+    """Over links that carry its messages in less than a thousandth of the step, what a pipeline exposes is waiting."""
+    found = compare(traces.mlp(), 2, topology="ring(2, bandwidth=1000 GB/s)")
+    row = next(row for row in found.to_dict()["runs"] if row["label"] == "pp=2 M=1")
+    moving = row["exposed_communication_s"] - row["exposed_waiting_s"]
+    assert row["exposed_waiting_s"] > 0.25 * row["step_time_s"]
+    assert moving < 1e-3 * row["step_time_s"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +120,7 @@ def test_an_option_with_which_none_can_run_that_reads_it_is_an_error(option: dic
 def test_a_strategy_that_sizes_rule_out_has_a_reason_and_the_others_run() -> None:
     """A batch of 8 has no 16 micro-batches, and with the same schedule 4 are no problem."""
     found = compare(TRACE, 4, topology=SYSTEM, schedule="1f1b")
-    assert {run.label for run in found.runs if run.result is None} == {"pp, M=16"}
+    assert {run.label for run in found.runs if run.result is None} == {"pp=4 M=16"}
 
 
 def test_a_gpu_that_no_strategy_has_is_named_with_those_that_there_are() -> None:
@@ -108,12 +134,12 @@ def test_draws_order_strategies_by_the_median_step() -> None:
     one = simulate(TRACE, "ddp=2", topology="ring(2, bandwidth=1 GB/s)", **drawn)
     rows = {row["label"]: row for row in found.to_dict()["runs"]}
     assert one.data.draws is not None
-    assert rows["ddp"]["draws"]["p50_s"] == one.data.draws.p50_s
-    assert rows["ddp"]["throughput_samples_per_s"] == pytest.approx(16 / one.data.draws.p50_s)
+    assert rows["ddp=2"]["draws"]["p50_s"] == one.data.draws.p50_s
+    assert rows["ddp=2"]["throughput_samples_per_s"] == pytest.approx(16 / one.data.draws.p50_s)
     rates = [run.throughput for run in found.runs]
     assert rates == sorted(rates, reverse=True)
     speeds = {run.label: run.throughput for run in found.runs}
-    assert rows["ddp"]["speed_up"] == pytest.approx(speeds["ddp"] / speeds["single"])
+    assert rows["ddp=2"]["speed_up"] == pytest.approx(speeds["ddp=2"] / speeds["single"])
     assert "median, 5%, 95%" in str(found)
 
 

@@ -10,7 +10,7 @@ from hand_made_run import MS, result
 from streams import Script, same_on
 
 from triosim.engine.recording import RankRecord
-from triosim.results.exposure import by_axis, causes, exposed_shares, without
+from triosim.results.exposure import by_axis, causes, causes_by_rank, exposed_shares, waiting_seconds, without
 from triosim.results.values import ExposedShare
 from triosim.simulation import simulate
 from triosim.tasks import Layers
@@ -43,6 +43,7 @@ def test_what_only_waits_gives_way_to_what_moves() -> None:
     record.communication.add(0.0, 5.0, 6.0, "waits")
     record.communication.add(1.0, 1.0, 3.0, "moves")
     assert shares_of(record) == {"waits": (1.0, 3.0), "moves": (2.0, 0.0)}
+    assert waiting_seconds(causes(record)) == 3.0
 
 
 def test_what_is_computed_meanwhile_is_not_exposed() -> None:
@@ -57,7 +58,7 @@ def test_the_mean_is_over_all_ranks_and_steps() -> None:
     busy, other = RankRecord(0), RankRecord(1)
     layers = Layers.of("fc")
     busy.communication.add(0.0, 0.0, 8.0, "tp", layers)
-    assert exposed_shares([busy, other], steps=2) == [ExposedShare("tp", "fc", 2.0, 0.0)]
+    assert exposed_shares(causes_by_rank([busy, other]), steps=2) == [ExposedShare("tp", "fc", 2.0, 0.0)]
 
 
 def test_intervals_without_others() -> None:
@@ -82,6 +83,8 @@ def test_the_parts_are_the_whole(trace: Trace, parallel: str, options: dict[str,
     assert mean > 0
     assert math.fsum(row.exposed_s for row in data.exposed_communication) == pytest.approx(mean, rel=1e-9)
     assert all(0 <= row.waiting_s <= row.exposed_s for row in data.exposed_communication)
+    waiting = math.fsum(rank.exposed_waiting_s for rank in data.ranks) / len(data.ranks)
+    assert math.fsum(row.waiting_s for row in data.exposed_communication) == pytest.approx(waiting, rel=1e-9)
 
 
 def test_gradients_are_their_layers() -> None:
@@ -101,6 +104,7 @@ def test_what_a_stage_waits_for_is_the_layer_of_the_stage_before() -> None:
     waited = data.ranks[1].exposed_communication_s
     assert waited == pytest.approx(data.ranks[0].compute_s + 8 * 16 * 4 / 10e9)
     assert math.fsum(row.waiting_s for row in rows) == pytest.approx(data.ranks[0].compute_s / 2)
+    assert [rank.exposed_waiting_s for rank in data.ranks] == [0.0, pytest.approx(data.ranks[0].compute_s)]
 
 
 def test_a_captured_collective_is_of_the_layer_that_asks_for_it() -> None:

@@ -8,6 +8,7 @@ from hand_made_run import BACKWARD, FORWARD, MS, OPTIMIZER, FakePlan, recording,
 from triosim.engine import Recording
 from triosim.engine.recording import RankRecord
 from triosim.errors import SimulationError
+from triosim.results.values import STEP_PARTS
 from triosim.tasks import Compute
 
 
@@ -20,6 +21,7 @@ def test_a_step_takes_as_long_as_worked_out_by_hand() -> None:
     assert (first.communication_s, second.communication_s) == (pytest.approx(5 * MS), pytest.approx(4 * MS))
     assert first.exposed_communication_s == pytest.approx(2 * MS)
     assert first.waiting_s == pytest.approx(1 * MS)
+    assert first.exposed_waiting_s == 0  # it computes meanwhile
     assert first.idle_s == 0
 
 
@@ -27,6 +29,7 @@ def test_the_parts_of_a_rank_are_the_whole_step() -> None:
     data = result().data
     for rank in data.ranks:
         assert rank.compute_s + rank.exposed_communication_s + rank.idle_s == pytest.approx(data.step_time_s, rel=1e-12)
+        assert sum(part(rank) for part in STEP_PARTS.values()) == pytest.approx(data.step_time_s, rel=1e-12)
 
 
 def test_two_iterations_halve_every_figure() -> None:

@@ -24,8 +24,10 @@ from triosim.output_files import PathLike
 from triosim.pipeline.planning import refuse_unknown
 from triosim.pipeline.reading import TraceLike, read
 from triosim.pipeline.system import check_condition_values
+from triosim.results.command import command_of
 from triosim.results.report import Reportable
 from triosim.results.result import Result
+from triosim.results.values import mean_of_ranks
 from triosim.simulation import simulate_config
 
 SCHEMA = "triosim-comparison/1"
@@ -36,11 +38,19 @@ INNER = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A strategy: a label, how the step is parallelised, and the options of ``simulate`` that belong to it."""
+    """A strategy: how the step is parallelised (``--parallel``), and the options of ``simulate`` that belong to it.
 
-    label: str
+    The ``label`` is what to type after ``-p``, and in short what else: ``pp=8 M=32`` is ``-p pp=8 --micro-batches 32``.
+    """
+
     parallel: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The strategy in a word or two."""
+        shown = [f"M={value}" if name == "micro_batches" else str(value) for name, value in self.options.items()]
+        return " ".join([self.parallel, *shown])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +79,22 @@ class StrategyResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Reportable):
-    """The results of all strategies, the fastest first, and those that cannot run at the end."""
+    """The results of all strategies, the fastest first, and those that cannot run at the end; ``trace`` is their subject."""
 
     subject = "comparison"
     title: str
     gpus: int
     runs: tuple[StrategyResult, ...]
+    trace: str = "TRACE"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON holds it; what cannot run has a reason and no figures."""
-        return {"schema": SCHEMA, "title": self.title, "gpus": self.gpus, "runs": [_row(run) for run in self.runs]}
+        return {
+            "schema": SCHEMA,
+            "title": self.title,
+            "gpus": self.gpus,
+            "runs": [_row(run, self.trace) for run in self.runs],
+        }
 
     def to_json(self) -> str:
         """Return the comparison as JSON text."""
@@ -91,21 +107,20 @@ class Comparison(Reportable):
 
 def strategies(gpus: int) -> Iterator[Strategy]:
     """Yield the strategies for a number of GPUs; M is the number of micro-batches."""
-    yield Strategy("single", "single")
+    yield Strategy("single")
     if gpus == 1:
         return
-    yield Strategy("dp", f"dp={gpus}")
-    for name in ("ddp", "fsdp", "zero1"):
-        yield Strategy(name, f"{name}={gpus}")
+    for name in ("dp", "ddp", "fsdp", "zero1"):
+        yield Strategy(f"{name}={gpus}")
     for style in ("gather", "megatron"):
-        yield Strategy(f"tp {style}", f"tp={gpus}", {"tp_style": style})
+        yield Strategy(f"tp={gpus}", {"tp_style": style})
     for micro_batches in (1, gpus, 4 * gpus):
-        yield Strategy(f"pp, M={micro_batches}", f"pp={gpus}", {"micro_batches": micro_batches})
+        yield Strategy(f"pp={gpus}", {"micro_batches": micro_batches})
     for inner in INNER:
         if gpus % inner == 0 and gpus > inner:
             outer = gpus // inner
-            yield Strategy(f"dp={outer} x tp={inner}", f"dp={outer},tp={inner}")
-            yield Strategy(f"dp={outer} x pp={inner}", f"dp={outer},pp={inner}")
+            yield Strategy(f"dp={outer},tp={inner}")
+            yield Strategy(f"dp={outer},pp={inner}")
 
 
 def compare(
@@ -163,7 +178,7 @@ def compare_config(
         raise TriosimError(one.reason)
     runs = sorted(_measured(found), key=lambda one: -one.throughput)
     gpu = next(one.result.inputs["trace"]["gpu"] for one in runs if one.result is not None)
-    return Comparison(f"{subject.trace.model} on {gpus} x {gpu}", gpus, tuple(runs))
+    return Comparison(f"{subject.trace.model} on {gpus} x {gpu}", gpus, tuple(runs), str(subject.path or "TRACE"))
 
 
 def _check_options(config: RunConfig, gpus: int) -> None:
@@ -247,26 +262,28 @@ def _measured(runs: list[StrategyResult]) -> Iterator[StrategyResult]:
             yield StrategyResult(run.strategy, run.result, "", speed_up, speed_up / run.result.world)
 
 
-def _row(run: StrategyResult) -> dict[str, Any]:
+def _row(run: StrategyResult, trace: str) -> dict[str, Any]:
     row: dict[str, Any] = {"label": run.label, "parallel": run.strategy.parallel, **run.strategy.options}
     if run.result is None:
         return {**row, "reason": run.reason}
     data = run.result.data
-    count = len(data.ranks)
+    mean = mean_of_ranks(data.ranks, 0)
     return {
         **row,
-        "gpus": count,
+        "gpus": len(data.ranks),
         "global_batch_size": data.global_batch_size,
         "step_time_s": data.step_time_s,
         "throughput_samples_per_s": run.throughput,
         "draws": None if data.draws is None else asdict(data.draws),
-        "compute_s": sum(rank.compute_s for rank in data.ranks) / count,
-        "exposed_communication_s": sum(rank.exposed_communication_s for rank in data.ranks) / count,
-        "idle_s": sum(rank.idle_s for rank in data.ranks) / count,
+        "compute_s": mean.compute_s,
+        "exposed_communication_s": mean.exposed_communication_s,
+        "exposed_waiting_s": mean.exposed_waiting_s,
+        "idle_s": mean.idle_s,
         "peak_memory_bytes": max((row.peak_bytes for row in data.memory), default=None),
         "mfu": None if data.metrics is None else data.metrics.mfu,
         "cost": None if data.metrics is None else data.metrics.cost,
         "speed_up": run.speed_up,
         "efficiency": run.efficiency,
+        "command": command_of(run.result, trace),
         "notes": list(data.notes),
     }

@@ -87,9 +87,8 @@ class ExtrapolatedMemory(WorldMemory):
         extra = 0 if self.gpu is None else steps[0].workspace_bytes(self.gpu)
         if extra:
             found[WORKSPACE] = found.get(WORKSPACE, 0) + extra
-        action = "optimizer" if peak.action is None else str(peak.action)
         needed = peak.total + extra
-        return RankMemory(ranks, needed, found, action, peak.layer, fits=needed <= self.capacity)
+        return RankMemory(ranks, needed, found, str(peak.action), peak.layer, fits=needed <= self.capacity)
 
 
 @without_collecting()

@@ -20,8 +20,8 @@ class RankMemory:
     """The peak of live tensors of ``ranks`` with equal memory, in blocks of 512 bytes, with cuBLAS's workspaces.
 
     ``by_category`` are the bytes at the peak, which is in ``layer`` during ``action``: of the schedule ("0F3": stage 0,
-    forward, micro-batch 3), the "optimizer", or, of a captured rank, its phase ("backward"). ``reserved_bytes`` are those of
-    the caching allocator, where it was simulated.
+    forward, micro-batch 3), the "start" of the step, the "optimizer", or, of a captured rank, its phase ("backward").
+    ``reserved_bytes`` are those of the caching allocator, where it was simulated.
     """
 
     ranks: tuple[int, ...] = field(repr=False)

@@ -22,26 +22,45 @@ Cause = tuple[str, Layers | None]
 
 #: Seconds in which bytes move, and in which all transfers under way wait for a partner.
 Seconds = list[float]
+#: The seconds in which a rank computes nothing, by cause.
+Causes = dict[Cause, Seconds]
 
 
-def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedShare]:
-    """Return the exposed communication of a step by axis and layer, the mean over the ranks, the largest first."""
+def causes_by_rank(records: Iterable[RankRecord]) -> list[Causes]:
+    """Return the causes of each rank in order; ranks with equal intervals share the very same ones."""
     # By id(): ranks that were simulated once share the very record, whose intervals would be costly to hash for each rank.
-    shared: dict[int, tuple[RankRecord, int]] = {}  # a record and how many ranks have it
+    by_record: dict[int, Causes] = {}
+    by_intervals: dict[tuple[tuple[Interval, ...], tuple[TransferInterval, ...]], Causes] = {}
+    found = []
     for record in records:
-        shared[id(record.compute)] = record, shared.get(id(record.compute), (record, 0))[1] + 1
-    counted: dict[tuple[tuple[Interval, ...], tuple[TransferInterval, ...]], tuple[RankRecord, int]] = {}
-    for record, number in shared.values():  # ranks with equal intervals are computed once
-        intervals = tuple(record.compute.merged()), tuple(record.communication.transfers)
-        counted[intervals] = record, counted.get(intervals, (record, 0))[1] + number
-    ranks = sum(number for _, number in shared.values())
+        key = id(record.compute)
+        if key not in by_record:
+            intervals = tuple(record.compute.merged()), tuple(record.communication.transfers)
+            if intervals not in by_intervals:
+                by_intervals[intervals] = causes(record)
+            by_record[key] = by_intervals[intervals]
+        found.append(by_record[key])
+    return found
+
+
+def waiting_seconds(found: Causes) -> float:
+    """Return the seconds in which a rank does nothing but wait for partners."""
+    return math.fsum(waiting for _, waiting in found.values())
+
+
+def exposed_shares(by_rank: Iterable[Causes], steps: int) -> list[ExposedShare]:
+    """Return the exposed communication of a step by axis and layer, the mean over the ranks, the largest first."""
+    counted: dict[int, tuple[Causes, int]] = {}  # by id(): causes, and how many ranks have them
+    for found in by_rank:
+        counted[id(found)] = found, counted.get(id(found), (found, 0))[1] + 1
+    ranks = sum(number for _, number in counted.values())
     by_cause: dict[Cause, list[tuple[int, Seconds]]] = {}  # the number of ranks, and the seconds of each
-    for record, number in counted.values():
-        for cause, seconds in causes(record).items():
+    for found, number in counted.values():
+        for cause, seconds in found.items():
             by_cause.setdefault(cause, []).append((number, seconds))
     sums: dict[tuple[str, str], Seconds] = {}
-    for (axis, layers), found in by_cause.items():
-        moving, waiting = (math.fsum(times * one[i] for times, one in found) / ranks / steps for i in (0, 1))
+    for (axis, layers), shares in by_cause.items():
+        moving, waiting = (math.fsum(times * one[i] for times, one in shares) / ranks / steps for i in (0, 1))
         for layer, part in _parts(layers):
             entry = sums.setdefault((axis, layer), [0.0, 0.0])
             entry[0] += moving * part
@@ -60,7 +79,7 @@ def by_axis(shares: Iterable[ExposedShare]) -> dict[str, tuple[float, float]]:
     return {axis: (math.fsum(exposed), math.fsum(waiting)) for axis, (exposed, waiting) in found.items()}
 
 
-def causes(record: RankRecord) -> dict[Cause, Seconds]:
+def causes(record: RankRecord) -> Causes:
     """Return the seconds of one rank in which it computes nothing, by the transfers that are under way."""
     gaps = without(record.communication.merged(), record.compute.merged())
     starts = [start for start, _ in gaps]
@@ -97,8 +116,8 @@ def without(first: list[Interval], second: list[Interval]) -> list[Interval]:
     return found
 
 
-def _shared_seconds(points: Iterable[tuple[float, int, int, Cause]]) -> dict[Cause, Seconds]:
-    found: dict[Cause, Seconds] = {}
+def _shared_seconds(points: Iterable[tuple[float, int, int, Cause]]) -> Causes:
+    found: Causes = {}
     active: tuple[dict[Cause, int], dict[Cause, int]] = ({}, {})  # how many move, how many wait
     before = 0.0
     for time, begins, kind, cause in points:

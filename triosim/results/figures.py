@@ -20,7 +20,7 @@ from triosim.engine.recording import RankRecord
 from triosim.errors import SimulationError
 from triosim.networks.base import Network
 from triosim.networks.extensions import FigureReporter, LinkCounter, LinkRecorder
-from triosim.results.exposure import exposed_shares
+from triosim.results.exposure import Causes, causes_by_rank, exposed_shares, waiting_seconds
 from triosim.results.finished_run import FinishedRun, MetricOptions, rank_classes
 from triosim.results.link_loads import busiest_slot, loads
 from triosim.results.memory_rows import rows as memory_rows
@@ -57,8 +57,9 @@ def figures(
     steps = len(ends)
     step = recording.end / steps
     operators = OperatorColumns(rank_classes(recording))
-    ranks, launch_wait = _all_ranks(recording, steps)
-    exposed = tuple(exposed_shares(recording.ranks, steps))
+    causes = causes_by_rank(recording.ranks)
+    ranks, launch_wait = _all_ranks(recording, causes, steps)
+    exposed = tuple(exposed_shares(causes, steps))
     collectives = tuple(_collectives(recording, steps))
     times = StepTimes(step, steps, ranks, operators, exposed)
     slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(ranks) / steps
@@ -115,21 +116,22 @@ def _iteration_ends(recording: Recording) -> list[float]:
     return [max(times[index] for times in marks) for index in range(count)] or [recording.end]
 
 
-def _all_ranks(recording: Recording, steps: int) -> tuple[tuple[RankTimes, ...], float]:
+def _all_ranks(recording: Recording, causes: Sequence[Causes], steps: int) -> tuple[tuple[RankTimes, ...], float]:
     """Return every rank's times, and the mean time that they wait for launches."""
     found: dict[int, tuple[RankTimes, float]] = {}  # by id(): ranks that were simulated once share the very record
     ranks, waits = [], []
-    for record in recording.ranks:
+    for record, by_cause in zip(recording.ranks, causes, strict=True):
         key = id(record.compute)
         if key not in found:
-            found[key] = _rank_times(record, recording.end, steps), record.idle_launch_wait()
+            waiting = waiting_seconds(by_cause)
+            found[key] = _rank_times(record, waiting, recording.end, steps), record.idle_launch_wait()
         times, wait = found[key]
         ranks.append(replace(times, rank=record.rank))
         waits.append(wait)
     return tuple(ranks), math.fsum(waits) / len(ranks) / steps
 
 
-def _rank_times(record: RankRecord, end: float, steps: int) -> RankTimes:
+def _rank_times(record: RankRecord, exposed_waiting: float, end: float, steps: int) -> RankTimes:
     compute, communication = record.compute.merged(), record.communication.merged()
     busy, total = length(compute), length(communication)
     exposed = max(0.0, total - overlap(compute, communication))
@@ -146,6 +148,7 @@ def _rank_times(record: RankRecord, end: float, steps: int) -> RankTimes:
         idle / steps,
         record.waiting_seconds / steps,
         max(0.0, end / steps - (end - record.finished)),
+        min(exposed_waiting, exposed) / steps,
     )
 
 

@@ -7,12 +7,17 @@ import json
 import math
 import types
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from triosim.errors import TriosimError
 from triosim.results.values import SCHEMA, ResultData
+
+_WITHOUT_WAITING = (
+    "an older version of triosim wrote this result, without the waiting of each rank for its partners "
+    "(exposed_waiting_s): it counts as exposed communication here; simulate again to tell them apart"
+)
 
 
 def read_result(path: Path) -> ResultData:
@@ -23,7 +28,10 @@ def read_result(path: Path) -> ResultData:
         raise TriosimError(
             f"is not a result of this version: its schema is {found!r}", where=str(path), fix=f"'{SCHEMA}' is read"
         )
-    return typing.cast(ResultData, _read(ResultData, values, str(path), ""))
+    data = typing.cast(ResultData, _read(ResultData, values, str(path), ""))
+    if all("exposed_waiting_s" in rank for rank in values["ranks"]):
+        return data
+    return replace(data, notes=(*data.notes, _WITHOUT_WAITING))
 
 
 def read_json(path: Path) -> Any:

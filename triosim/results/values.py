@@ -1,14 +1,14 @@
 """The values of a result, as they stand in ``result.json``: frozen rows, all for one training step.
 
-A rank's step time is its busy compute time plus its exposed communication plus its idle time. ``figures`` and the modules
-that it calls compute the values; ``triosim/reports/result.schema.json`` describes the file.
+A rank's step time is its busy compute time plus its exposed communication, which may wait for a partner, plus its idle time.
+``figures`` and the modules that it calls compute the values; ``triosim/reports/result.schema.json`` describes the file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 SCHEMA = "triosim-result/1"
@@ -20,7 +20,8 @@ class RankTimes:
 
     ``compute_s`` is the sum of its operators' times; ``communication_s`` runs from its arrival at each transfer until
     that is through, ``waiting_s`` of it before the last partner arrived; in ``exposed_communication_s`` of it the rank
-    computes nothing; in ``idle_s`` it does neither. ``finished_s`` is when it had ended, on the clock of the step.
+    computes nothing, and in ``exposed_waiting_s`` of that all its transfers wait for a partner; in ``idle_s`` it does neither.
+    ``finished_s`` is when it had ended, on the clock of the step.
     """
 
     rank: int
@@ -28,13 +29,23 @@ class RankTimes:
     communication_s: float
     exposed_communication_s: float
     idle_s: float
-    waiting_s: float
+    waiting_s: float = 0.0  # files of older versions do not hold this, nor what follows
     finished_s: float = 0.0
+    exposed_waiting_s: float = 0.0
+
+
+#: The parts that a rank's step consists of, as tables and pictures call them, in the order in which they show them.
+STEP_PARTS: Mapping[str, Callable[[RankTimes], float]] = {
+    "compute": lambda rank: rank.compute_s,
+    "exposed communication": lambda rank: rank.exposed_communication_s - rank.exposed_waiting_s,
+    "waiting for a partner": lambda rank: rank.exposed_waiting_s,
+    "idle": lambda rank: rank.idle_s,
+}
 
 
 def mean_of_ranks(ranks: Sequence[RankTimes], row: int) -> RankTimes:
     """Return the mean of the ranks' figures, as a rank of its own."""
-    names = ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s", "finished_s")
+    names = [column.name for column in fields(RankTimes)[1:]]
     return RankTimes(row, *(math.fsum(getattr(rank, name) for rank in ranks) / len(ranks) for name in names))
 
 
@@ -182,10 +193,11 @@ class AxisTraffic:
 class MemoryRow:
     """The peak of live tensors on each of ``ranks``, whose peaks are equal, in bytes, in blocks of 512.
 
-    The others are at that moment: in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3; of a captured rank
-    the phase), in ``layer``. ``other_bytes`` are buffers, inputs, outputs and cuBLAS's workspaces. ``capacity_bytes`` is what a
-    process can have of the GPU's memory next to the CUDA context, ``fits`` whether the tensors do, or, of a captured rank,
-    whether the caching allocator finds room for them; both are None where the GPU is not known.
+    The others are at that moment: in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3; "start" before
+    the first; of a captured rank the phase), in ``layer``. ``other_bytes`` are buffers, inputs, outputs and cuBLAS's
+    workspaces. ``capacity_bytes`` is what a process can have of the GPU's memory next to the CUDA context, ``fits`` whether
+    the tensors do, or, of a captured rank, whether the caching allocator finds room for them; both are None where the GPU is
+    not known.
     """
 
     ranks: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triosim.configuration_search.answer.picture import COLOURS, timed_points
+from triosim.configuration_search.answer.picture import COLOURS, mean_rank, timed_points
 from triosim.configuration_search.answer.report import (
     SHOWN,
     Neighbour,
@@ -20,6 +20,7 @@ from triosim.configuration_search.point import Point
 from triosim.output_files import PathLike
 from triosim.reports.page.document import Document, Section, bars, chart, listed, table, text
 from triosim.results.memory_rows import GIB
+from triosim.results.values import STEP_PARTS
 from triosim.units import format_time
 
 
@@ -71,9 +72,9 @@ def _steps(found: Searched, best: list[Outcome]) -> dict[str, Any]:
     rows = {}
     for one in best:
         assert one.figures is not None
-        parts = one.figures.compute_s, one.figures.exposed_communication_s, one.figures.waiting_s
-        rows[_summary(found, one)] = [*parts, max(0.0, one.figures.step_time_s - sum(parts))]
-    return bars("step-bars", ["compute", "exposed communication", "waiting for a partner", "idle"], rows)
+        mean = mean_rank(one.figures)
+        rows[_summary(found, one)] = [part(mean) for part in STEP_PARTS.values()]
+    return bars("step-bars", list(STEP_PARTS), rows)
 
 
 def _points(found: Searched) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def write_picture(found: Searched, path: PathLike) -> None:
 
 def _bars(axes: Any, space: Space, best: list[Outcome]) -> None:
     every = [(Point.read(one.key), one.figures) for one in best if one.figures is not None]
-    ranks = [_mean_rank(row, figures) for row, (_, figures) in enumerate(every)]
-    draw_step_parts(axes, ranks, [figures.waiting_s for _, figures in every])
+    ranks = [mean_rank(figures, row) for row, (_, figures) in enumerate(every)]
+    draw_step_parts(axes, ranks)
     unit, scale = unit_of(max(map(step_of, ranks)))
     for row, (_, figures) in enumerate(every):
         axes.text(step_of(ranks[row]) * scale, row, f" {figures.step_time_s * scale:.4g}", va="center", fontsize=8)
@@ -48,11 +48,11 @@ def _bars(axes: Any, space: Space, best: list[Outcome]) -> None:
     axes.set_xlabel(f"step time, mean over the GPUs ({unit})")
 
 
-def _mean_rank(row: int, figures: Figures) -> RankTimes:
+def mean_rank(figures: Figures, row: int = 0) -> RankTimes:
     """Return the parts of a step as those of a rank; what is neither computation nor exposed communication is idle."""
     exposed = figures.exposed_communication_s + figures.waiting_s
     idle = max(0.0, figures.step_time_s - figures.compute_s - exposed)
-    return RankTimes(row, figures.compute_s, exposed, exposed, idle, figures.waiting_s)
+    return RankTimes(row, figures.compute_s, exposed, exposed, idle, exposed_waiting_s=figures.waiting_s)
 
 
 def _wrapped(text: str, width: int = 44) -> str:

@@ -59,7 +59,17 @@ def _facts(found: Searched) -> Iterator[tuple[str, str]]:
 def _best_table(found: Searched) -> RenderableType:
     """Return the best points: a line of figures, and below it the point's settings and what holds it back."""
     has_tokens = all(one.figures is None or one.figures.tokens_per_s for one in found.ranked)
-    columns = ("", "step", "tokens/s" if has_tokens else "samples/s", "MFU", "GiB", "bubble", "exp.", *_named(found))
+    columns = (
+        "",
+        "step",
+        "tokens/s" if has_tokens else "samples/s",
+        "MFU",
+        "GiB",
+        "bubble",
+        "exp.",
+        "wait",
+        *_named(found),
+    )
     rows = [_row(found, number, one) for number, one in enumerate(found.ranked[:SHOWN], 1)]
     title, header, *lines = plain_text(table("The best", *columns, rows=rows), width=80).splitlines()
     shown: list[RenderableType] = [Text(title, style="bold"), Text(header, style="dim")]
@@ -68,7 +78,10 @@ def _best_table(found: Searched) -> RenderableType:
         held_back = held_back_by(outcome.figures)
         settings = found.space.summary(Point.read(outcome.key))
         shown += [Text(line), Padding(Text(f"{settings}; held back by {held_back}", style="dim"), (0, 0, 0, 5))]
-    shown.append(Text("GiB: tensors of the fullest GPU; exp.: exposed communication, mean over the GPUs", style="dim"))
+    shown.append(
+        Text("GiB: tensors of the fullest GPU; exp., wait: exposed communication, and waiting for", style="dim")
+    )
+    shown.append(Text("partners without computing, mean over the GPUs", style="dim"))
     return Group(Text(), *shown)
 
 
@@ -92,6 +105,7 @@ def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
         "" if memory is None else f"{memory.peak_bytes / 2**30:.3g}",
         "" if figures.bubble_fraction is None else percent(figures.bubble_fraction),
         percent(figures.exposed_communication_s, figures.step_time_s),
+        percent(figures.waiting_s, figures.step_time_s),
         *extra,
     ]
 

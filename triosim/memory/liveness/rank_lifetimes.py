@@ -104,12 +104,12 @@ class StageLifetimes:
 
 
 class _RankTracker(MemoryTracker, ABC):
-    """Follows a training loop. ``now`` is the action that runs; None before the first one and in the optimizer."""
+    """Follows a training loop. ``now`` is the action that runs, "start" before the first one, or "optimizer"."""
 
     def __init__(self, stages: StageLifetimes) -> None:
         self._stages = stages
         self._held: dict[Hashable, Any] = {}  # allocations, by key
-        self.now: Action | None = None
+        self.now: Action | str = "start"
 
     def receive_posted(self, posted: PostedReceive) -> None:
         """Allocate the buffer of a receive."""
@@ -125,7 +125,7 @@ class _RankTracker(MemoryTracker, ABC):
     def operators_ran(self, script: InstructionList, first: int, end: int, micro_batch: int) -> None:
         """Apply the allocations and frees of these operators."""
         if micro_batch < 0:
-            self.now = None
+            self.now = "optimizer"
         lifetimes, offset = self._stages.of(script, micro_batch)
         before, after = int(lifetimes.starts[offset + first]), int(lifetimes.starts[offset + end])
         self._begin(script, first, end)
@@ -149,11 +149,11 @@ class _RankTracker(MemoryTracker, ABC):
 
 @dataclass(frozen=True, slots=True)
 class PeakMoment:
-    """The moment of the peak: live bytes, in all and by category, the action that runs (None: the optimizer), the layer."""
+    """The moment of the peak: live bytes, in all and by category, the action that runs ("start", "optimizer"), the layer."""
 
     total: int
     by_category: tuple[int, ...]
-    action: Action | None
+    action: Action | str
     layer: str
 
 
@@ -168,7 +168,7 @@ class PeakTracker(_RankTracker):
         self._live = np.array(held, np.int64)
         self._total = int(self._live.sum())
         self._known_peaks: dict[tuple[MicroBatchLifetimes, int, int], tuple[int, int]] = {}
-        self.peak = PeakMoment(self._total, tuple(self._live.tolist()), None, "")
+        self.peak = PeakMoment(self._total, tuple(self._live.tolist()), self.now, "")
 
     def allocate(
         self, key: Hashable, nbytes: float, category: Category, layer: str = "", *, stream: str = "compute"
@@ -251,7 +251,7 @@ class LifetimeTracker(_RankTracker):
         return Lifetimes(tuple(found), tuple(self.operators), estimated)
 
     def _begin(self, script: InstructionList, first: int, end: int) -> None:
-        if self.now is None and self._optimizer is None:
+        if not isinstance(self.now, Action) and self._optimizer is None:
             self._optimizer = self._clock
         self._first = len(self.operators)
         self.operators += script.operators[first:end]

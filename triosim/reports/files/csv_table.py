@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from dataclasses import fields
 
 from triosim.output_files import PathLike, writing_text
 from triosim.results.report import Report
 from triosim.results.result import Result
-from triosim.results.values import ResultData
+from triosim.results.values import RankTimes, ResultData
 
 HEADER = ("table", "item", "quantity", "value", "unit")
 Row = tuple[str, str, str, float, str]
@@ -34,7 +35,7 @@ _LAYER = ("forward_s", "backward_s", "optimizer_s", "total_s")
 _QUANTITIES: dict[str, tuple[str, ...]] = {
     "axis": ("bytes", "transfers", "exposed_s", "waiting_s"),
     "doubt": ("error_s", "share"),
-    "rank": ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s", "finished_s"),
+    "rank": tuple(column.name for column in fields(RankTimes)[1:]),
     "layer": _LAYER,
     "layer_on_ranks": _LAYER,
     "operator": ("total_s", "count"),

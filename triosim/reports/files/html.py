@@ -42,8 +42,11 @@ class Html(HtmlReport):
             f"{format_rate(data.throughput_samples_per_s)} samples/s{_mfu(data)}</p>",
             *([] if data.draws is None else [f"<p>{len(data.draws.step_times_s)} draws: {spread(data.draws)}</p>"]),
             html_table(
-                ["rank", *(name for name, _ in RANK_COLUMNS)],
-                [[str(rank.rank), *(format_time(figure(rank)) for _, figure in RANK_COLUMNS)] for rank in data.ranks],
+                ["rank", *RANK_COLUMNS],
+                [
+                    [str(rank.rank), *(format_time(figure(rank)) for figure in RANK_COLUMNS.values())]
+                    for rank in data.ranks
+                ],
                 _ROWS,
             ),
             html_table(

@@ -6,10 +6,10 @@ from typing import Any
 
 from triosim.comparison.strategies import Comparison, StrategyResult
 from triosim.output_files import PathLike
-from triosim.reports.page.document import Document, Section, bars, chart, check_page, listed, table
-from triosim.reports.terminal.comparison_table import columns, legend, notes, reasons, rows
+from triosim.reports.page.document import Document, Section, bars, chart, check_page, listed, table, text
+from triosim.reports.terminal.comparison_table import columns, command_of_best, legend, notes, reasons, rows
 from triosim.results.report import Report
-from triosim.results.values import mean_of_ranks
+from triosim.results.values import STEP_PARTS, mean_of_ranks
 from triosim.units import format_rate, format_time
 
 
@@ -32,6 +32,8 @@ class ComparisonPage(Report):
                 "all", "All figures", table(columns(comparison), list(rows(comparison))) + listed([legend(comparison)])
             ),
         ]
+        command = f"<pre>{text(command_of_best(comparison))}</pre>"
+        sections.append(Section("again", "The command of the first", command))
         if found := list(reasons(comparison)):
             sections.append(Section("cannot", "What cannot run", listed(found)))
         if said := notes(comparison):
@@ -58,5 +60,5 @@ def _steps(ran: list[StrategyResult]) -> dict[str, Any]:
         medians = {label: [data.draws.p50_s] for label, data in results.items() if data.draws is not None}
         return bars("step-bars", ["median of all draws"], medians)
     means = {label: mean_of_ranks(data.ranks, 0) for label, data in results.items()}
-    parts = {label: (one.compute_s, one.exposed_communication_s, one.idle_s) for label, one in means.items()}
-    return bars("step-bars", ["compute", "exposed communication or waiting", "idle"], parts)
+    parts = {label: [part(one) for part in STEP_PARTS.values()] for label, one in means.items()}
+    return bars("step-bars", list(STEP_PARTS), parts)

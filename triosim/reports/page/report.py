@@ -8,9 +8,9 @@ from triosim.output_files import PathLike
 from triosim.reports.page.document import Document, bars, check_page
 from triosim.reports.page.recorded import recorded
 from triosim.reports.page.sections import sections, sentence
-from triosim.results.exposure import causes
 from triosim.results.report import Report
 from triosim.results.result import Result
+from triosim.results.values import STEP_PARTS
 from triosim.units import format_ranks
 
 MOST_LAYERS = 25
@@ -40,26 +40,11 @@ class Page(Report):
 
 def _parts(result: Result) -> dict[str, Any]:
     """Return the parts of the step of each GPU; equal ones are one row."""
-    waiting = _exposed_waiting(result)
-    both = "exposed communication or waiting"
-    columns = ["compute", *(["exposed communication", "waiting for a partner"] if waiting else [both]), "idle"]
     same: dict[tuple[float, ...], list[int]] = {}
     for rank in result.data.ranks:
-        exposed = rank.exposed_communication_s
-        apart = (exposed - waiting[rank.rank], waiting[rank.rank]) if waiting else (exposed,)
-        same.setdefault((rank.compute_s, *apart, rank.idle_s), []).append(rank.rank)
+        same.setdefault(tuple(part(rank) for part in STEP_PARTS.values()), []).append(rank.rank)
     shown = list(same.items())[:MOST_PARTS]
-    return bars("parts", columns, {f"GPU {format_ranks(ranks)}": parts for parts, ranks in shown})
-
-
-def _exposed_waiting(result: Result) -> dict[int, float]:
-    """Return the seconds of a step in which each rank computes nothing and all its transfers wait; none in a file's result."""
-    if result.recording is None:
-        return {}
-    steps = max(1, len(result.data.iterations))
-    return {
-        record.rank: sum(waiting for _, waiting in causes(record).values()) / steps for record in result.recording.ranks
-    }
+    return bars("parts", list(STEP_PARTS), {f"GPU {format_ranks(ranks)}": parts for parts, ranks in shown})
 
 
 def _layers(result: Result) -> dict[str, Any]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from triosim.config import RunConfig
-from triosim.config.commands import simulate_command
-from triosim.errors import TriosimError
 from triosim.reports.page.document import Section, chart, details, listed, table, text
+from triosim.results.command import command_of
 from triosim.results.memory_rows import GIB
 from triosim.results.result import Result
-from triosim.results.values import ResultData, mean_of_ranks
+from triosim.results.values import STEP_PARTS, ResultData, mean_of_ranks
 from triosim.units import format_bytes, format_rate, format_time
 
 
@@ -34,7 +32,7 @@ def sections(result: Result, page: Mapping[str, Any]) -> Iterator[Section]:
     yield Section("trust", "How sure it is", _trust(data))
     yield Section("assumptions", "Assumptions and notes", _notes(data))
     if not data.steps:
-        yield Section("again", "The command that makes it again", f"<pre>{text(_command(result))}</pre>")
+        yield Section("again", "The command that makes it again", f"<pre>{text(command_of(result))}</pre>")
 
 
 def sentence(data: ResultData) -> str:
@@ -47,8 +45,9 @@ def sentence(data: ResultData) -> str:
         *([] if data.step_time_interval_s is None else [_interval(data.step_time_interval_s)]),
         f", {format_rate(data.throughput_samples_per_s)} samples a second",
         "" if mfu is None else f" at an MFU of {mfu:.1%}",
-        f": the average GPU computes for {mean.compute_s / total:.0%} of it, communicates or waits without computing for "
-        f"{mean.exposed_communication_s / total:.1%}, and is idle for {mean.idle_s / total:.1%}.",
+        f": the average GPU computes for {mean.compute_s / total:.0%} of it, communicates without computing for "
+        f"{STEP_PARTS['exposed communication'](mean) / total:.1%}, waits for other GPUs for "
+        f"{mean.exposed_waiting_s / total:.1%}, and is idle for {mean.idle_s / total:.1%}.",
     ]
     if data.memory:
         fullest = max(data.memory, key=lambda row: row.peak_bytes)
@@ -63,13 +62,7 @@ def _interval(bounds: tuple[float, float]) -> str:
 
 
 def _ranks(data: ResultData) -> str:
-    columns: Mapping[str, Callable[[Any], float]] = {
-        "compute": lambda rank: rank.compute_s,
-        "exposed communication and waiting": lambda rank: rank.exposed_communication_s,
-        "idle": lambda rank: rank.idle_s,
-        "communication": lambda rank: rank.communication_s,
-        "waiting": lambda rank: rank.waiting_s,
-    }
+    columns: Mapping[str, Callable[[Any], float]] = {**STEP_PARTS, "communication": lambda rank: rank.communication_s}
     rows = [[str(rank.rank), *(format_time(figure(rank)) for figure in columns.values())] for rank in data.ranks]
     return details("All GPUs", table(["GPU", *columns], rows))
 
@@ -163,12 +156,3 @@ def _trust(data: ResultData) -> str:
 def _notes(data: ResultData) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in data.inputs.get("versions", {}).items())
     return f"{listed(data.notes)}<p class='hint'>{text(versions)}</p>"
-
-
-def _command(result: Result) -> str:
-    values = dict(result.inputs.get("config", {}))
-    subject = str(values.pop("trace", None) or "TRACE")
-    try:
-        return simulate_command(subject, RunConfig.of(**values))
-    except TriosimError:  # options of a plug-in that is not here
-        return f"triosim simulate {subject} --config result.json"

@@ -52,7 +52,7 @@ class ComparisonPlot(PictureReport):
 def _draw_parts(axes: Any, results: Sequence[ResultData]) -> None:
     """Draw the parts of each step, the mean over its GPUs."""
     means = [mean_of_ranks(data.ranks, row) for row, data in enumerate(results)]
-    draw_step_parts(axes, means, [_exposed_waiting(data) for data in results])
+    draw_step_parts(axes, means)
     unit, scale = unit_of(max(step_of(row) for row in means))
     for row, data in enumerate(results):
         axes.text(step_of(means[row]) * scale, row, f" {data.step_time_s * scale:.3g}", va="center", fontsize=8)
@@ -68,8 +68,3 @@ def _draw_quantiles(axes: Any, draws: Sequence[Draws]) -> None:
         axes.text(one.p95_s * scale, row, f" {one.p50_s * scale:.3g}", va="center", fontsize=8)
     axes.set_xlabel(f"step time, median over all draws and 5% to 95% of them ({unit})")
     bare(axes)
-
-
-def _exposed_waiting(data: ResultData) -> float:
-    """Return the seconds of the mean exposed time in which all transfers wait for a partner."""
-    return sum(row.waiting_s for row in data.exposed_communication)

@@ -15,10 +15,9 @@ from triosim.engine.intervals import Interval, Intervals
 from triosim.engine.recording import operator_times
 from triosim.errors import OutputError, printable
 from triosim.output_files import PathLike, writing_bytes
-from triosim.results.exposure import causes
 from triosim.results.report import Report
 from triosim.results.result import Result
-from triosim.results.values import Draws, RankTimes
+from triosim.results.values import STEP_PARTS, Draws, RankTimes
 from triosim.tasks import Compute
 from triosim.units import format_rate, format_time
 
@@ -37,8 +36,7 @@ COLOURS = {
     "compute": "#4477AA",
     "communication": "#EE6677",
     "exposed communication": "#EE6677",
-    "exposed communication and waiting": "#EE6677",
-    "waiting for a partner": "#F6C4C9",
+    "waiting for a partner": "#F7C3CA",
     "idle": "#DDDDDD",
 }
 FORMATS = (".png", ".svg", ".pdf")
@@ -81,9 +79,7 @@ class Plot(PictureReport):
             _gantt(gantt, result.recording, ranks)
         else:
             bars = upper.subplots()
-        draw_step_parts(
-            bars, ranks, _exposed_waiting(result.recording, ranks) if result.recording is not None else None
-        )
+        draw_step_parts(bars, ranks)
         bars.set_yticks(range(len(ranks)), [f"GPU {rank.rank}" for rank in ranks])
         bars.set_ylim(len(ranks) - 0.4, -0.6)
         shown = f"   ({len(ranks)} of {result.world} GPUs shown)" if len(ranks) < result.world else ""
@@ -113,7 +109,7 @@ def select(ranks: Sequence[RankTimes]) -> list[RankTimes]:
         return list(ranks)
     chosen: dict[tuple[str, ...], RankTimes] = {}
     for rank in ranks:
-        key = tuple(format_time(value) for value in (rank.compute_s, rank.exposed_communication_s, rank.idle_s))
+        key = tuple(format_time(part(rank)) for part in STEP_PARTS.values())
         chosen.setdefault(key, rank)
     picked = {rank.rank: rank for rank in list(chosen.values())[: MAX_RANKS // 2]}
     step = (len(ranks) - 1) / (MAX_RANKS - 1)
@@ -185,17 +181,10 @@ def coarser(intervals: Iterable[Interval], finest: float) -> list[Interval]:
     return joined
 
 
-def draw_step_parts(axes: Any, ranks: Sequence[RankTimes], waiting: Sequence[float] | None) -> None:
-    """Draw the parts of each rank's step time; ``waiting`` is the exposed waiting of each in seconds, where it is known."""
+def draw_step_parts(axes: Any, ranks: Sequence[RankTimes]) -> None:
+    """Draw the parts of each rank's step time."""
     unit, scale = unit_of(max(step_of(rank) for rank in ranks))
-    exposed = [rank.exposed_communication_s for rank in ranks]
-    if waiting is None:
-        communication = {"exposed communication and waiting": exposed}
-    else:
-        moving = [both - wait for both, wait in zip(exposed, waiting, strict=True)]
-        communication = {"exposed communication": moving, "waiting for a partner": [*waiting]}
-    compute, idle = [rank.compute_s for rank in ranks], [rank.idle_s for rank in ranks]
-    parts = {"compute": compute, **communication, "idle": idle}
+    parts = {kind: [part(rank) for rank in ranks] for kind, part in STEP_PARTS.items()}
     left = [0.0] * len(ranks)
     for kind, seconds in parts.items():
         widths = [width * scale for width in seconds]
@@ -207,16 +196,9 @@ def draw_step_parts(axes: Any, ranks: Sequence[RankTimes], waiting: Sequence[flo
     legend(axes, shown, columns=2 if len(shown) > 3 else 3)
 
 
-def _exposed_waiting(recording: Recording, ranks: Sequence[RankTimes]) -> list[float]:
-    """Return the seconds of a step in which each rank computes nothing and all its transfers wait for a partner."""
-    steps = max(1, min(len(record.iterations) for record in recording.ranks))
-    records = {record.rank: record for record in recording.ranks}
-    return [sum(waiting for _, waiting in causes(records[rank.rank]).values()) / steps for rank in ranks]
-
-
 def step_of(rank: RankTimes) -> float:
     """Return the seconds of a rank's step."""
-    return rank.compute_s + rank.exposed_communication_s + rank.idle_s
+    return sum(part(rank) for part in STEP_PARTS.values())
 
 
 def unit_of(seconds: float) -> tuple[str, float]:

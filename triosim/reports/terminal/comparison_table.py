@@ -13,8 +13,9 @@ from triosim.comparison.strategies import Comparison
 from triosim.reports.files.html import HtmlReport, html_table
 from triosim.reports.terminal.result_tables import per_million
 from triosim.reports.terminal.tables import percent, plain_text, table
+from triosim.results.command import command_of
 from triosim.results.report import TextReport
-from triosim.results.values import MemoryRow, ResultData, mean_of_ranks
+from triosim.results.values import STEP_PARTS, MemoryRow, ResultData, mean_of_ranks
 from triosim.units import format_rate, format_time
 
 _NUMBER = re.compile(r"(\d+)")
@@ -37,25 +38,49 @@ class ComparisonHtml(HtmlReport):
 
     def text(self, comparison: Comparison) -> str:
         """Return the page's body."""
-        paragraphs = [*reasons(comparison), legend(comparison), *(f"note: {note}" for note in notes(comparison))]
+        paragraphs = [
+            *reasons(comparison),
+            legend(comparison),
+            command_of_best(comparison),
+            *(f"note: {note}" for note in notes(comparison)),
+        ]
         shown = html_table(columns(comparison), list(rows(comparison)))
         return f"<h4>{escape(comparison.title)}</h4>{shown}{''.join(f'<p>{escape(text)}</p>' for text in paragraphs)}"
 
 
 def render(comparison: Comparison) -> RenderableType:
     """Return a comparison as something that rich can show."""
-    made = table(comparison.title, *columns(comparison), rows=rows(comparison))
-    made.columns[0].no_wrap = True
+    kept = [index for index, name in enumerate(columns(comparison)) if name not in _left_out(comparison)]
+    cells = [columns(comparison), *rows(comparison)]
+    head, *lines = [[row[index] for index in kept] for row in cells]
+    made = table(comparison.title, *head, rows=lines)
+    made.pad_edge = False
+    for column in made.columns:
+        column.no_wrap = True
     why = (Text(reason, style="dim") for reason in reasons(comparison))
     said = (Text(f"note: {note}", style="yellow") for note in notes(comparison))
-    return Group(made, *why, Text(legend(comparison), style="dim"), *said)
+    best = Text(f"the first: {command_of_best(comparison)}", style="dim")
+    return Group(made, *why, Text(legend(comparison), style="dim"), best, *said)
 
 
 def columns(comparison: Comparison) -> list[str]:
     """Return the heads of the columns."""
-    step = ["median", "5%", "95%"] if _is_drawn(comparison) else ["step", "comp.", "exp.", "idle"]
-    found = ["strategy", "batch", *step, "GiB", "samples/s", "gain"]
-    return [*found, "cost" if _is_priced(comparison) else "eff."]
+    step = ["median", "5%", "95%"] if _is_drawn(comparison) else ["step", "comp.", "exp.", "wait", "idle"]
+    return [
+        "strategy",
+        "batch",
+        *step,
+        "GiB",
+        "samples/s",
+        "gain",
+        "eff.",
+        *(["cost"] if _is_priced(comparison) else []),
+    ]
+
+
+def _left_out(comparison: Comparison) -> set[str]:
+    """Return the columns for which 80 columns have no room."""
+    return {"eff.", "gain"} if _is_priced(comparison) else {"eff."}
 
 
 def _is_priced(comparison: Comparison) -> bool:
@@ -71,7 +96,7 @@ def _step(data: ResultData) -> list[str]:
     if data.draws is not None:
         return [format_time(seconds) for seconds in (data.draws.p50_s, data.draws.p5_s, data.draws.p95_s)]
     average = mean_of_ranks(data.ranks, 0)
-    parts = average.compute_s, average.exposed_communication_s, average.idle_s
+    parts = [part(average) for part in STEP_PARTS.values()]
     return [format_time(data.step_time_s), *(percent(part, data.step_time_s) for part in parts)]
 
 
@@ -90,12 +115,9 @@ def rows(comparison: Comparison) -> Iterator[list[str]]:
             _fullest(data.memory),
             format_rate(run.throughput),
             "" if run.speed_up is None else f"{run.speed_up:.2f}x",
+            "" if run.efficiency is None else percent(run.efficiency),
         ]
-        if priced:  # there is no room for the efficiency
-            found.append("" if cost is None else per_million(data, cost))
-        else:
-            found.append("" if run.efficiency is None else percent(run.efficiency))
-        yield found
+        yield [*found, "" if cost is None else per_million(data, cost)] if priced else found
 
 
 def reasons(comparison: Comparison) -> Iterator[str]:
@@ -105,15 +127,29 @@ def reasons(comparison: Comparison) -> Iterator[str]:
 
 def legend(comparison: Comparison) -> str:
     """Return what the columns mean."""
-    said = "comp., exp., idle: compute, exposed communication with waiting, and idle time, mean over the GPUs"
+    said = "comp., exp., wait, idle: compute, exposed communication, waiting for partners, and idle time, mean over the GPUs"
     if _is_drawn(comparison):
         said = "median, 5%, 95%: quantiles of the step time over all draws"
     said += "; GiB: tensors of the GPU that holds most; gain: speed-up over one GPU"
     if _is_priced(comparison):
         said += "; cost: of a million tokens (or samples)"
-    if any("M=" in run.label for run in comparison.runs):
-        said += "; M: micro-batches"
-    return said
+    return f"{said}; strategy: what -p takes{''.join(_typed(comparison))}"
+
+
+def _typed(comparison: Comparison) -> Iterator[str]:
+    """Yield how what else stands in the labels is typed."""
+    options = {name: value for run in comparison.runs for name, value in run.strategy.options.items()}
+    if "micro_batches" in options:
+        yield f", M={options['micro_batches']}: --micro-batches {options['micro_batches']}"
+    if "tp_style" in options:
+        yield f", {options['tp_style']}: --tp-style {options['tp_style']}"
+
+
+def command_of_best(comparison: Comparison) -> str:
+    """Return the command that simulates the fastest strategy alone."""
+    best = comparison.runs[0].result
+    assert best is not None
+    return command_of(best, comparison.trace)
 
 
 def notes(comparison: Comparison) -> list[str]:

@@ -16,7 +16,17 @@ from triosim.results.figures import LAUNCH_BOUND
 from triosim.results.memory_rows import fullest
 from triosim.results.report import TextReport
 from triosim.results.result import Result
-from triosim.results.values import CollectiveTimes, Doubt, Draws, LinkLoad, MemoryRow, Prediction, RankTimes, ResultData
+from triosim.results.values import (
+    STEP_PARTS,
+    CollectiveTimes,
+    Doubt,
+    Draws,
+    LinkLoad,
+    MemoryRow,
+    Prediction,
+    RankTimes,
+    ResultData,
+)
 from triosim.units import format_bytes, format_ranks, format_rate, format_time, parse_ranks
 
 #: How many rows of a table a person reads.
@@ -39,21 +49,26 @@ _MEMORY_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "other": ("communication_bytes", "other_bytes"),
     "all": ("peak_bytes",),
 }
-_SHORT_PHASES = {"optimizer": "optim.", "forward": "forw.", "backward": "backw."}
-_SCHEDULE_ACTION = re.compile(r"\d+[A-Z]\d+")
+#: The moments of a peak: phases, before the first operator, and the letters of a schedule's actions.
+_MOMENTS = {
+    "start": "step start",
+    "optimizer": "optim.",
+    **dict.fromkeys(("forward", "F"), "forw."),
+    **dict.fromkeys(("backward", "B"), "backw."),
+    "I": "inputs'",
+    "W": "weights'",
+}
+_SCHEDULE_ACTION = re.compile(r"\d+([FBIW])(\d+)")  # stage, letter, micro-batch
 
 _LEAST_SHARE = 0.05  # of the doubt: a smaller source is not named
 
 _ROUNDING = 1e-12  # of a step: differences of times that are smaller are the clock's rounding
 
-#: The columns of the ranks' times. The first three add up to the step.
-RANK_COLUMNS: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
-    ("compute", lambda rank: rank.compute_s),
-    ("exposed or waiting", lambda rank: rank.exposed_communication_s),
-    ("idle", lambda rank: rank.idle_s),
-    ("communication", lambda rank: rank.communication_s),
-    ("waiting", lambda rank: rank.waiting_s),
-)
+#: The columns of the ranks' times: the parts of the step, and communication beside computation, too.
+RANK_COLUMNS: Mapping[str, Callable[[RankTimes], float]] = {
+    **dict(zip(("compute", "exposed", "waiting", "idle"), STEP_PARTS.values(), strict=True)),
+    "communication": lambda rank: rank.communication_s,
+}
 
 
 class ResultText(TextReport):
@@ -92,6 +107,7 @@ def memory_by_rank(
     """Return a table of the ranks' memory, equal ranks in one row, and whether it fits in ``room``, or else in the GPU."""
     unit, scale = ("GiB", 2**30) if max(row.peak_bytes for row in rows) >= 2**30 / 10 else ("MiB", 2**20)
     cells = []
+    numbered = not all(_micro_batch(row.action) in ("", "0") for row in rows)
     for row in rows:
         sizes = [sum(getattr(row, name) for name in names) for names in _MEMORY_COLUMNS.values()]
         fits = row.fits if room is None else None if math.isinf(room) else row.peak_bytes <= room
@@ -99,24 +115,29 @@ def memory_by_rank(
             [
                 shorten(row.ranks, 14),
                 *(f"{one / scale:.2f}" if one else "-" for one in sizes),
-                _SHORT_PHASES.get(row.action, row.action),
+                _moment(row.action, numbered),
                 "?" if fits is None else "yes" if fits else "no",
             ]
         )
-    action = next((row.action for row in rows if _SCHEDULE_ACTION.fullmatch(row.action)), None)
     return table(
         f"Live tensors at each rank's peak, in {unit}{title}",
         *("ranks", *_MEMORY_COLUMNS, "during", "fits"),
         rows=cells,
         most=most,
-        legend="" if action is None else f"during: the peak's action of the schedule, {_action_in_words(action)}",
+        legend="during: the pass and the micro-batch of the peak" if numbered else "",
     )
 
 
-def _action_in_words(action: str) -> str:
-    stage, letter, micro_batch = re.split("([A-Z])", action)
-    phase = {"F": "forward", "B": "backward", "I": "backward for the input", "W": "backward for the weights"}[letter]
-    return f"{action} is stage {stage}, {phase}, micro-batch {micro_batch}"
+def _moment(action: str, numbered: bool) -> str:
+    """Return during what the peak is: "backw. 3" is the backward pass of micro-batch 3."""
+    found = _SCHEDULE_ACTION.fullmatch(action)
+    moment = _MOMENTS.get(found[1] if found else action, action)
+    return f"{moment} {found[2]}" if found and numbered else moment
+
+
+def _micro_batch(action: str) -> str:
+    found = _SCHEDULE_ACTION.fullmatch(action)
+    return found[2] if found else ""
 
 
 def _facts(data: ResultData) -> Iterator[tuple[str, str | Text]]:
@@ -273,22 +294,23 @@ def _ranks(data: ResultData) -> Table:
     least = _ROUNDING * data.step_time_s
     by_figures: dict[tuple[str, ...], list[int]] = {}  # ranks whose figures read the same are one row
     for rank in data.ranks:
-        figures = tuple(format_time(_at_least(least, figure(rank))) for _, figure in RANK_COLUMNS)
+        figures = tuple(format_time(_at_least(least, figure(rank))) for figure in RANK_COLUMNS.values())
         by_figures.setdefault(figures, []).append(rank.rank)
     rows = [(shorten(format_ranks(ranks), 22), *figures) for figures, ranks in by_figures.items()]
     some = any(rank.communication_s > 0 for rank in data.ranks)
     made = table(
         "Time per step, by rank",
-        *("rank", *(name for name, _ in RANK_COLUMNS)),
+        *("rank", *RANK_COLUMNS),
         rows=rows[:MAX_RANK_ROWS],
-        legend="compute + exposed or waiting + idle = the step; communication and waiting include what compute hides"
+        legend="compute + exposed communication + waiting for partners + idle = the step; communication is all of it, also "
+        "what compute hides"
         if some
         else "",
     )
     if len(rows) > MAX_RANK_ROWS:
         made.add_row(f"… {sum(map(len, list(by_figures.values())[MAX_RANK_ROWS:]))} more", style="dim")
     whole = data.step_time_s * len(data.ranks)
-    sums = [_at_least(_ROUNDING * whole, sum(map(figure, data.ranks))) for _, figure in RANK_COLUMNS]
+    sums = [_at_least(_ROUNDING * whole, sum(map(figure, data.ranks))) for figure in RANK_COLUMNS.values()]
     if len(data.ranks) > 1:
         made.add_row(f"all {len(data.ranks)}", *map(format_time, sums), style="bold")
     made.add_row("of the time", *(percent(total, whole) for total in sums), style="dim")

@@ -349,8 +349,8 @@ class Links {
 
 // ---- bars ------------------------------------------------------------------------------------------------------------
 
-const COLUMNS = { compute: "#4477AA", "exposed communication": "#EE6677", "exposed communication or waiting": "#EE6677",
-  "waiting for a partner": "#F7C3CA", idle: "#BBBBBB",
+const COLUMNS = { compute: "#4477AA", "exposed communication": KINDS.communication,
+  "waiting for a partner": KINDS.waiting, idle: "#BBBBBB",
   forward: KINDS.forward, backward: KINDS.backward, optimizer: KINDS.optimizer };
 const OTHERS = ["#4477AA", "#CCBB44", "#228833", "#EE6677", "#66CCEE", "#AA3377"];
 
