@@ -49,10 +49,12 @@ from triosim.tracer.surroundings.file_overlay import FileOverlay
 class FakeDevice:
     """A GPU that PyTorch has while this context is entered, on which operators compute shapes and no data.
 
-    With a ``world``, this process is one ``rank`` of it (``triosim.tracer.distributed.fake_world``), and ``groups`` are the
-    process groups that the script has made. Ranks that are captured at the same time exchange through ``messages`` what they
-    need to know of each other. With ``limited`` memory is that of PyTorch's caching allocator on the GPU, and can run out.
-    What the script writes goes into the overlay ``files``; without one, ``torch.save`` writes nothing.
+    There are so many ``devices`` on the machine, by default one. With a ``world``, this process is one ``rank`` of it
+    (``triosim.tracer.distributed.fake_world``), whose machines have a rank for each device, by default up to 8; ``groups`` are
+    the process groups that the script has made, and ``launched`` says that the script finds torchrun's environment. Ranks that
+    are captured at the same time exchange through ``messages`` what they need to know of each other. With ``limited`` memory is
+    that of PyTorch's caching allocator on the GPU, and can run out. What the script writes goes into the overlay ``files``;
+    without one, ``torch.save`` writes nothing.
 
     It is also an observer for ``triosim.tracer.script_runner.run_script``: each step that it is told of becomes a trace in
     ``traces``. No other capture can run at the same time.
@@ -62,23 +64,25 @@ class FakeDevice:
         self,
         gpu: str | Gpu,
         *,
-        devices: int = 1,
+        devices: int | None = None,
         world: int | None = None,
         rank: int = 0,
         messages: RankMessages | None = None,
         limited: bool = False,
         files: FileOverlay | None = None,
+        launched: bool = True,
     ) -> None:
         if world is not None and not 0 <= rank < world:
             raise OptionError(f"there is no rank {rank} in a world of {world}", fix=f"give 0 to {world - 1}")
         self.gpu = find(gpu) if isinstance(gpu, str) else gpu
-        self.devices = devices
+        self.devices = devices or min(world or 1, fake_world.LOCAL_RANKS)
         self.world = world
         self.rank = rank
         self.groups: ProcessGroups | None = None
         self._messages = messages
         self._limited = limited
         self._files = files
+        self._launched = launched
         self.traces: list[Trace] = []
         self.recorder = Recorder()
         self._stack = ExitStack()
@@ -98,10 +102,9 @@ class FakeDevice:
         self.recorder = recorder = Recorder(LimitedAllocator(self.gpu) if self._limited else None)
         dynamo.prepare(patches)
         cpp_registration.install(patches)
-        devices = self.devices if self.world is None else max(self.devices, min(self.world, fake_world.LOCAL_RANKS))
         fake_mode = fake_tensor_mode()
         mode = DeviceMode(recorder, fake_mode)
-        cuda_api.install(patches, self.gpu, devices, recorder, mode.contents.seed)
+        cuda_api.install(patches, self.gpu, self.devices, recorder, mode.contents.seed)
         cuda_graphs.install(patches, recorder)
         patches.callback(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
         attention.install(patches, mode)
@@ -121,12 +124,13 @@ class FakeDevice:
             patches.make(script_patches.profiler_exports(self._files))
         recorder.install(patches)
         data_parallel.install(patches)
-        local = self.rank % fake_world.LOCAL_RANKS
-        spawned_ranks.install(patches, local, devices)
+        spawned_ranks.install(patches, self.rank % self.devices, self.devices)
         if self.world is not None:
             self.groups = fake_world.install(
                 patches, recorder, mode, world=self.world, exchange=exchange, messages=self._messages
             )
+            if self._launched:
+                fake_world.set_environment(patches, self.rank, self.world, self.devices)
         patches.enter_context(
             torch.autograd.set_multithreading_enabled(False)
         )  # one thread issues everything, in order
@@ -174,7 +178,7 @@ class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
         *,
         skip: int = 1,
         batch_size: int | None = None,
-        devices: int = 1,
+        devices: int | None = None,
         world: int | None = None,
         rank: int = 0,
     ) -> None:

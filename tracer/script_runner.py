@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triosim.errors import CaptureError, OptionError
+from triosim.errors import CaptureError, OptionError, ScriptError
 from triosim.tracer.steps import Observer, StepCounter, StepObservations, module_calls, optimizer_steps
 
 if TYPE_CHECKING:
@@ -108,8 +108,9 @@ class _ScriptSteps(StepCounter):
         else:
             what = f"the capture has no step: {why} before an optimizer's step() returned"
             fix = "a step ends with optimizer.step(), of an optimizer that derives from torch.optim.Optimizer"
-        failed = not why.endswith(("ended", "status 0"))
-        return CaptureError(what, where=os.fspath(path), fix=None if failed else fix)
+        if why.endswith(("ended", "status 0")):
+            return CaptureError(what, where=os.fspath(path), fix=fix)
+        return ScriptError(what, where=os.fspath(path))
 
 
 def check_script(path: str | os.PathLike[str]) -> None:

@@ -51,7 +51,13 @@ class OptionError(TriosimError):
 
 
 class CaptureError(TriosimError):
-    """A step that could not be captured: the script failed, or it has no step."""
+    """A step that could not be captured: the script failed, or it has no step; in a world, on a ``rank``."""
+
+    rank = 0
+
+
+class ScriptError(CaptureError):
+    """A script that raised, or exited with an error, before the step that was to be captured."""
 
 
 class CaptureWarning(UserWarning):

@@ -17,6 +17,9 @@ _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "ps": 1e-12, "min": 60.0}
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|nan))\s*([A-Za-zµμ/]*)\s*")
 
+#: The longest range of ranks.
+_MOST_RANKS = 1_000_000
+
 Quantity = str | int | float
 
 
@@ -144,5 +147,8 @@ def parse_ranks(text: str) -> list[int]:
     ranks: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        ranks.extend(range(int(first), int(last or first) + 1))
+        found = range(int(first), int(last or first) + 1)
+        if not found or len(found) > _MOST_RANKS:
+            raise ValueError(f"'{part}' names no ranks, or too many")
+        ranks.extend(found)
     return ranks

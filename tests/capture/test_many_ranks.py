@@ -149,7 +149,10 @@ def test_the_example_of_tensor_parallelism_is_captured_whose_optimizer_runs_list
             ["--fake", "--world", "2", "--ranks", "2"],
             "--ranks: there is no rank 2 in a world of 2; give ranks from 0 to 1",
         ),
-        (["--fake", "--world", "2", "--ranks", "x"], "--ranks: 'x' is not a list of ranks; give auto, all or 0,8,16"),
+        (
+            ["--fake", "--world", "2", "--ranks", "x"],
+            "--ranks: 'x' is not a list of ranks; give auto, all or 0,8,12-15",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_before_the_script_runs(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from triosim import gpus
 from triosim.cli import run
+from triosim.config import RunConfig
 from triosim.errors import OptionError
 from triosim.live.launchers import Launch, launch_of
+from triosim.live.live_system import machine_ranks
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,22 @@ def test_a_command_line_without_a_script_is_refused(line: str) -> None:
 def test_a_number_that_is_none_is_refused_by_the_launchers_option() -> None:
     with pytest.raises(OptionError, match="torchrun --nproc-per-node: 'many' is not a number"):
         launch_of(["torchrun", "--nproc-per-node", "many", "train.py"])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "topology", "local"),
+    [
+        ("H100", None, 8),
+        ("H100", "dgx-h100(nodes=4, gpus_per_node=4)", 4),
+        ("GB200", None, 4),
+        ("H100", "ring(16, bandwidth=1 GB/s)", 8),
+    ],
+)
+def test_a_machine_has_as_many_ranks_as_gpus(gpu: str, topology: str | None, local: int) -> None:
+    """Those of a rack have four."""
+    config = RunConfig.of(topology=topology)
+    assert machine_ranks(gpus.find(gpu), 16, config) == local
+    assert machine_ranks(gpus.find(gpu), 2, config) == 2
 
 
 def test_a_script_has_no_options_of_graphs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,14 +78,84 @@ def test_an_error_of_the_run_is_one_message(
     assert [one for one in said if one not in error] == []
 
 
-def test_a_script_with_process_groups_is_told_of_the_world(tmp_path: Path) -> None:
-    done = run(tmp_path, SETUP + "print(rank, world)\n", "-q")
-    assert done.returncode == 2
-    said = (
-        "triosim: error: train.py:4: the script makes process groups of GPUs; say how many ranks there are: --world N"
-    )
-    assert [said in line for line in done.stderr.splitlines()] == [True]
-    assert run(tmp_path, SETUP + "print(rank, world)\n", "-q", "--world", "1").stdout == "0 1\n"
+ALONE = """
+import os, socket, torch
+import torch.distributed as dist
+held = socket.create_server(("127.0.0.1", 0))  # nobody listens to the script's port: any may be in use
+dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{held.getsockname()[1]}", rank=0, world_size=SIZE)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+model(torch.randn(4, 8, device="cuda")).sum().backward()
+dist.barrier()
+print(dist.get_world_size(), dist.get_backend(), "RANK" in os.environ)
+"""
+
+
+def test_a_script_that_is_a_world_by_itself_needs_no_launcher(tmp_path: Path) -> None:
+    assert run(tmp_path, ALONE.replace("SIZE", "1"), "-q").stdout == "1 nccl False\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "said"),
+    [
+        (
+            SETUP,
+            (),
+            "train.py:4: the script makes process groups, and nobody says of how many ranks, where 1 is run; say",
+        ),
+        (
+            ALONE.replace("SIZE", "4"),
+            (),
+            "train.py:5: the script makes process groups of 4 ranks, where 1 is run; run as many",
+        ),
+        (ALONE.replace("SIZE", "4"), ("--world", "2"), "of 4 ranks, where 2 are run; run as many: --world 4"),
+    ],
+)
+def test_a_script_with_process_groups_is_told_of_the_world(
+    tmp_path: Path, script: str, options: tuple[str, ...], said: str
+) -> None:
+    done = run(tmp_path, script, "-q", *options)
+    assert done.returncode == 2, done.stderr
+    assert [line.startswith("triosim: error: ") for line in done.stderr.splitlines() if said in line][:1] == [True]
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "shown"),
+    [
+        ("import os\nprint('before', flush=True)\nos._exit(5)\n", 5, ""),
+        ("def f():\n    raise KeyboardInterrupt\nf()\n", 130, "line 2, in f"),
+        ("import sys\nsys.exit(-1)\n", 255, ""),
+    ],
+)
+def test_a_script_leaves_with_the_status_that_python_has(tmp_path: Path, script: str, status: int, shown: str) -> None:
+    done = run(tmp_path, script)
+    assert done.returncode == status
+    assert shown in done.stderr
+
+
+def test_a_rank_that_leaves_at_once_ends_the_others(tmp_path: Path) -> None:
+    leaving = FAILING.replace("raise ValueError('of rank 1')", "os._exit(5)")
+    done = run(tmp_path, leaving, "--world", "2", "--ranks", "all", "-q")
+    assert done.returncode == 5
+    assert done.stderr.splitlines()[-1] == "triosim: rank 1 ended with status 5: the others are ended"
+
+
+@pytest.mark.parametrize(
+    ("failing", "shown"),
+    [
+        ("def build():\n    raise ValueError('mine')\nbuild()\n", "ValueError: mine"),
+        ("if rank == 15:\n    raise ValueError('mine')\n", "ValueError: mine"),
+        (
+            "torch.cuda.set_device(rank)\n",
+            "cuda:15 was asked for, and a machine has 8 (a rank's own is the one of LOCAL_RANK)",
+        ),
+    ],
+)
+def test_a_script_that_fails_before_its_ranks_are_compared_shows_why(tmp_path: Path, failing: str, shown: str) -> None:
+    done = run(tmp_path, SETUP + failing, "--world", "16", "-q")
+    assert done.returncode == 1
+    assert shown in done.stderr
+    assert re.search(r"File \"train.py\", line \d+, in", done.stderr)
+    assert "triosim/" not in done.stderr
 
 
 def test_a_rank_that_raises_ends_the_others(tmp_path: Path) -> None:

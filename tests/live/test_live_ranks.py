@@ -174,6 +174,66 @@ def test_a_rank_that_does_not_run_sends_what_the_one_that_it_follows_does(tmp_pa
         assert line[1:].startswith(" 7 0.75 3 [0, 0, 0, 3] 30 "), line  # 1 + 1 + 1 + 4
 
 
+#: Each rank sends one number more than the one before it, to each.
+UNEQUAL = (
+    SETUP
+    + """
+sent = [rank + 1] * world
+got = [other + 1 for other in range(world)]
+into = torch.empty(sum(got), dtype=torch.int64, device="cuda")
+dist.all_to_all_single(into, torch.full((sum(sent),), rank, device="cuda"), got, sent)
+print(rank, into.tolist())
+got, sent = [one * 2**20 for one in got], [one * 2**20 for one in sent]
+large = torch.empty(sum(got), device="cuda")
+torch.cuda.synchronize()
+before = time.perf_counter()
+dist.all_to_all_single(large, torch.empty(sum(sent), device="cuda"), got, sent)
+torch.cuda.synchronize()
+print("seconds", time.perf_counter() - before)
+"""
+)
+
+
+def test_parts_of_an_all_to_all_may_differ_by_rank(tmp_path: Path) -> None:
+    """The last rank sends 3 x 16 MiB to the others, at 450 GB/s at most."""
+    done = run(tmp_path, UNEQUAL, "--world", "4", "-q", "--ranks", "all")
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert lines[:4] == [f"{rank} [0, 1, 1, 2, 2, 2, 3, 3, 3, 3]" for rank in range(4)]
+    assert all(3 * 2**24 / 450e9 < float(line.split()[1]) < 3 * 3 * 2**24 / 450e9 for line in lines[4:])
+
+
+#: A script that trains nothing: a benchmark of a collective.
+BENCHMARK = (
+    SETUP
+    + """
+value = torch.ones(2**24, device="cuda")
+dist.all_reduce(value)
+torch.cuda.synchronize()
+before = time.perf_counter()
+dist.all_reduce(value)
+torch.cuda.synchronize()
+print(rank, os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], torch.cuda.device_count(), time.perf_counter() > before)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "local"),
+    [
+        ((), (0, 15), 8),
+        (("--ranks", "0-2"), (0, 1, 2, 15), 8),
+        (("--topology", "dgx-h100(nodes=4, gpus_per_node=4)"), (0, 15), 4),
+    ],
+)
+def test_a_script_without_steps_runs_on_ranks_of_machines(
+    tmp_path: Path, options: tuple[str, ...], ranks: tuple[int, ...], local: int
+) -> None:
+    done = run(tmp_path, BENCHMARK.replace("% 8", f"% {local}"), "--world", "16", "-q", *options)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(f"{rank} {rank % local} {local} {local} True" for rank in ranks)
+
+
 #: All ranks save a model under FSDP2 and its optimizer, and load both again.
 CHECKPOINTS = (
     SETUP

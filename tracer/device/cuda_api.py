@@ -54,10 +54,21 @@ def index_of(device: Any = None) -> int:
     """Return the number of a device, however it is given."""
     if device is None:
         return current()
-    if isinstance(device, int):
-        return device if device >= 0 else current()
-    number = torch.device(device).index
-    return current() if number is None else number
+    number = device if isinstance(device, int) else torch.device(device).index
+    if number is None or number < 0:
+        return current()
+    if number >= torch.cuda.device_count():
+        raise _no_device(number, torch.cuda.device_count())
+    return number
+
+
+def _no_device(number: int, devices: int) -> RuntimeError:
+    """Return what PyTorch raises for a device that there is not."""
+    kind = getattr(torch, "AcceleratorError", RuntimeError)
+    return kind(  # type: ignore[no-any-return]
+        "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
+        f"cuda:{number} was asked for, and a machine has {devices} (a rank's own is the one of LOCAL_RANK)"
+    )
 
 
 class Stream(torch.Stream):

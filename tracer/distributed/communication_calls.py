@@ -126,7 +126,7 @@ class CommunicationCalls:
                 tag=args[3] if exchange else 0,
                 work=number,
                 batch=self._batch if exchange else None,
-                shares=_sent(named, args[sized]) if kind == "all_to_all" else None,
+                shares=_sent(named, args[sized], args[0]) if kind == "all_to_all" else None,
             )
             self._record(function, asked, given, [])
         exchanged = _contents_of(kind, named)
@@ -189,7 +189,7 @@ class CommunicationCalls:
             number = self._number([])
             larger = [named["out"]] if "out" in named else made if side == "out" else given
             nbytes = _bytes(larger)
-            shares = _sent(named, args[0]) if kind == "all_to_all" else None
+            shares = _sent(named, args[0], made) if kind == "all_to_all" else None
             root = named.get("src")
             axis = self._axis(named["group_name"])
             asked = Communication(kind, axis, nbytes, root=root, work=number, shares=shares)
@@ -243,15 +243,15 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> float:
     return float(sum(tensor.nbytes for tensor in tensors))
 
 
-def _sent(named: dict[str, Any], given: Any) -> tuple[float, ...] | None:
-    """Return the bytes that an all-to-all sends to each member; None where they are equal."""
+def _sent(named: dict[str, Any], given: Any, received: Any) -> tuple[float, ...] | None:
+    """Return the bytes that an all-to-all sends to each member; None where all seem to send the same."""
     if isinstance(given, torch.Tensor):
         splits = named.get("input_split_sizes") or ()
         row = given.nbytes / given.shape[0] if given.dim() and given.shape[0] else 0.0
         found = tuple([float(count) * row for count in splits])
     else:
         found = tuple([float(tensor.nbytes) for tensor in flat(given)])
-    return found if len(set(found)) > 1 else None
+    return found if len(set(found)) > 1 or _bytes(flat(received)) != _bytes(flat(given)) else None
 
 
 def _named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ script asks of it is recorded (``triosim.tracer.distributed.communication_calls`
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import wraps
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from triosim.errors import CaptureError
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.distributed import ddp, dtensor, fsdp, pipelining
 from triosim.tracer.distributed.communication_calls import CommunicationCalls, FakeWork
@@ -24,16 +25,15 @@ from triosim.tracer.distributed.rank_exchange import RankExchange, members_of
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import missing_api
-from triosim.tracer.recorder.recorder import Recorder
+from triosim.tracer.recorder.recorder import Recorder, script_line
 
-#: GPUs of one machine: local ranks count up to it. PyTorch's fake devices are no more than that.
+#: The most GPUs of one machine: PyTorch's fake devices are no more than that.
 LOCAL_RANKS = 8
 _BACKEND = "fake"
 
 
-def environment(rank: int, world: int) -> dict[str, str]:
-    """Return the environment variables that ``torchrun`` sets for a rank."""
-    local = min(world, LOCAL_RANKS)
+def environment(rank: int, world: int, local: int) -> dict[str, str]:
+    """Return the environment variables that ``torchrun`` sets for a rank, where ``local`` of them are on a machine."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -66,7 +66,6 @@ def install(
     if FakeWork is None:
         raise missing_api("torch.distributed's FakeWork")
     rank = exchange.rank
-    _set_environment(patches, environment(rank, world))
     groups = ProcessGroups(world)
     calls = CommunicationCalls(recorder, mode, groups, exchange)
     mode.replace(dict(calls.operators()))
@@ -82,7 +81,8 @@ def install(
     return groups
 
 
-def _set_environment(patches: Patches, values: Mapping[str, str]) -> None:
+def set_environment(patches: Patches, rank: int, world: int, local: int) -> None:
+    """Set what ``torchrun`` sets for a rank, until the patches are undone."""
     before = dict(os.environ)
 
     def undo() -> None:
@@ -90,7 +90,7 @@ def _set_environment(patches: Patches, values: Mapping[str, str]) -> None:
         os.environ.update(before)
 
     patches.callback(undo)
-    os.environ.update(values)
+    os.environ.update(environment(rank, world, local))
 
 
 def _leave_groups() -> None:
@@ -98,14 +98,21 @@ def _leave_groups() -> None:
         dist.destroy_process_group()
 
 
-def _process_groups(groups: ProcessGroups, rank: int, world: int) -> Iterator[Patch]:
+def _process_groups(groups: ProcessGroups, own: int, world: int) -> Iterator[Patch]:
     """Yield patches by which every group that is made is one that does not communicate."""
     make_world, make = distributed_c10d.init_process_group, distributed_c10d._new_group_with_tag
 
     def init_process_group(
-        backend: Any = None, init_method: Any = None, timeout: Any = None, *_: Any, **__: Any
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *_: Any,
+        **__: Any,
     ) -> None:
-        make_world(_BACKEND, store=FakeStore(), rank=rank, world_size=world)
+        _check_world(int(world_size), world)
+        make_world(_BACKEND, store=FakeStore(), rank=own, world_size=world)
 
     def _new_group_with_tag(
         ranks: Any = None, timeout: Any = None, backend: Any = None, *_: Any, **options: Any
@@ -116,7 +123,7 @@ def _process_groups(groups: ProcessGroups, rank: int, world: int) -> Iterator[Pa
         axis = groups.add(members, options.get("group_desc") or "")
         options = {name: value for name, value in options.items() if name in ("group_desc", "pg_tag", "sort_ranks")}
         group = make(members, None, _BACKEND, **options)
-        if rank in members:
+        if own in members:
             groups.join(group.group_name, axis)
         return group
 
@@ -126,7 +133,7 @@ def _process_groups(groups: ProcessGroups, rank: int, world: int) -> Iterator[Pa
         for part in split_ranks:
             members = [parent[position] for position in part]
             group = _new_group_with_tag(members, group_desc=group_desc)
-            mine = group if rank in members else mine
+            mine = group if own in members else mine
         return mine
 
     for owner in (dist, distributed_c10d, device_mesh):
@@ -137,6 +144,25 @@ def _process_groups(groups: ProcessGroups, rank: int, world: int) -> Iterator[Pa
         yield Patch(owner, "is_nccl_available", lambda: True)
         yield Patch(owner, "get_backend", lambda group=None: "nccl")
     yield Patch(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+
+
+def _check_world(asked: int, world: int) -> None:
+    """Raise ``CaptureError`` where a script makes another world than this one; -1 or 0 is whatever there is."""
+    launched = "WORLD_SIZE" in os.environ
+    if asked in (-1, 0, world) and (launched or asked == world):
+        return
+    what = (
+        f"makes process groups of {asked} ranks"
+        if asked > 0
+        else "makes process groups, and nobody says of how many ranks"
+    )
+    raise CaptureError(
+        f"the script {what}, where {world} {'are' if world > 1 else 'is'} run",
+        where=script_line(),
+        fix=f"run as many: --world {max(asked, 1)}"
+        if asked > 0
+        else "say how many there are: --world N (1 is a world too)",
+    )
 
 
 def _works(calls: CommunicationCalls) -> Iterator[Patch]:

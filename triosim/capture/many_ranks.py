@@ -24,6 +24,7 @@ from triosim.gpus import DEFAULT_GPU
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 from triosim.tracer.script_runner import check_script
+from triosim.units import parse_ranks
 
 #: Process groups along one axis, which have one size and share no rank. A rank's coordinate along an axis of groups that divide
 #: the world is its position in its group.
@@ -98,8 +99,8 @@ def joined_streams(
     return TaskStreams(traces, like, groups, global_batch_size=samples)
 
 
-def checked_ranks(ranks: str | Sequence[int], world: int) -> list[int] | None:
-    """Return the ranks to capture, None for "auto": those that differ. Raises ``OptionError``."""
+def checked_ranks(ranks: str | Sequence[int], world: int, where: str = "--ranks") -> list[int] | None:
+    """Return the ranks to capture, None for "auto": those that differ. Raises ``OptionError`` about the option ``where``."""
     if world < 1:
         raise OptionError(f"{world} is too few", where="--world", fix="give 1 or more")
     if ranks == "auto":
@@ -107,15 +108,13 @@ def checked_ranks(ranks: str | Sequence[int], world: int) -> list[int] | None:
     if ranks == "all":
         return list(range(world))
     try:
-        found = sorted({int(rank) for rank in (ranks.split(",") if isinstance(ranks, str) else ranks)})
+        found = sorted(set(parse_ranks(ranks) if isinstance(ranks, str) else map(int, ranks)))
     except ValueError:
-        raise OptionError(
-            f"'{ranks}' is not a list of ranks", where="--ranks", fix="give auto, all or 0,8,16"
-        ) from None
+        raise OptionError(f"'{ranks}' is not a list of ranks", where=where, fix="give auto, all or 0,8,12-15") from None
     wrong = [rank for rank in found if not 0 <= rank < world]
     if wrong or not found:
         what = f"there is no rank {wrong[0]} in a world of {world}" if wrong else "there are no ranks in it"
-        raise OptionError(what, where="--ranks", fix=f"give ranks from 0 to {world - 1}")
+        raise OptionError(what, where=where, fix=f"give ranks from 0 to {world - 1}")
     return found
 
 

@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from triosim.errors import CaptureError, TriosimError
+from triosim.errors import CaptureError, ScriptError, TriosimError
 from triosim.gpus import Gpu
 from triosim.trace import Trace
 from triosim.tracer.pytorch_version import require_torch
@@ -38,7 +38,8 @@ _imported_here: set[str] = set()  # "torch", where we imported it, so that nothi
 class CaptureJob:
     """A script, or a ``module`` by its name, with its arguments, to be captured as any rank of a world.
 
-    Captured is the first step after ``skip``, on a GPU. What the script writes goes into the folder ``files``, if there is one.
+    Captured is the first step after ``skip``, on a GPU; with ``whole`` all that the script does, where it trains no step. What
+    the script writes goes into the folder ``files``, if there is one. ``local`` ranks are on a machine, by default up to 8.
     """
 
     path: str
@@ -49,6 +50,8 @@ class CaptureJob:
     batch_size: int | None
     module: bool = False
     files: str | None = None
+    local: int | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +165,22 @@ class RankPool:
         try:
             answer = self._workers[rank].connection.recv()
         except (EOFError, ConnectionResetError):
-            raise CaptureError(f"the process that captured rank {rank} died", where=self.job.path) from None
+            raise _of_rank(rank, ScriptError("the process that captured it died", where=self.job.path)) from None
         if isinstance(answer, TriosimError):
             output = self.folder / f"{rank}.out"
             if output.exists():
                 sys.stderr.write(output.read_text(encoding="utf-8", errors="replace"))
-            raise CaptureError(f"rank {rank}: {answer.what}", where=answer.where, fix=answer.fix)
+            raise _of_rank(rank, answer)
         return answer
+
+
+def _of_rank(rank: int, error: TriosimError) -> CaptureError:
+    """Return an error of a capture that says which rank it was."""
+    what = f"rank {rank}: {error.what}"
+    kind = ScriptError if isinstance(error, ScriptError) else CaptureError
+    found = kind(what, where=error.where, fix=error.fix)
+    found.rank = rank
+    return found
 
 
 def start_method(worker: str) -> StartMethod:

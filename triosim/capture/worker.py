@@ -46,10 +46,19 @@ def capture_rank(job: CaptureJob, rank: int, connection: Connection, folder: Pat
 def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) -> tuple[Trace, RankSummary]:
     messages = RankMessages(folder, rank, connection.send)
     files = None if job.files is None else FileOverlay(job.files, shared=(folder,))
-    with FakeDevice(job.gpu, world=job.world, rank=rank, messages=messages, files=files) as device:
-        run_script(
-            job.path, job.arguments, device, skip=job.skip, steps=1, batch_size=job.batch_size, module=job.module
+    with FakeDevice(job.gpu, devices=job.local, world=job.world, rank=rank, messages=messages, files=files) as device:
+        observed = run_script(
+            job.path,
+            job.arguments,
+            device,
+            skip=job.skip,
+            steps=1,
+            least=0 if job.whole else None,
+            batch_size=job.batch_size,
+            module=job.module,
         )
+        if not device.traces:
+            device.step_ends(0, observed)
         trace, groups = device.traces[0], device.groups
     assert groups is not None
     return trace, RankSummary(digest(trace), groups.groups, frozenset(groups.data_parallel))

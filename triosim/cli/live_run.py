@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +19,10 @@ from triosim.config.option import CHAKRA, GENERAL, OUTPUT
 from triosim.errors import OptionError
 from triosim.gpus import DEFAULT_GPU
 from triosim.output_files import check_outputs
+
+if TYPE_CHECKING:
+    from triosim.live.scripts import Request
+    from triosim.results.result import Result
 
 live = LaterModule("live.scripts")
 launchers = LaterModule("live.launchers")
@@ -52,7 +57,7 @@ OPTIONS = (
     Option("gpu", metavar="NAME", panel=RANKS, help=f"The GPU of every rank. By default {DEFAULT_GPU}."),
     Option("world", "whole", metavar="N", panel=RANKS, help=
         "The ranks of the world, as torchrun starts them. By default what the launcher's command says, else one process."),
-    Option("ranks", metavar="auto|all|0,8", panel=RANKS, help=
+    Option("ranks", metavar="auto|all|0,8-15", panel=RANKS, help=
         "The ranks that run the script, beside rank 0 and the last one. By default auto: those that differ in a first run."),
     Option("print_ranks", metavar="0,8", panel=RANKS, help=
         "The ranks whose output the terminal shows. By default all that run."),
@@ -104,41 +109,48 @@ def command(
     check_outputs(given["output"], given["report"])
     if given["report"] is not None:
         document.check_page(given["report"])
-    launch = launchers.launch_of(script or [])
+    request = _request(script or [], given)
+    config = RunConfig.of(**chosen(OPTIONS, given))
+    with monitored(_unheard, given) as progress:
+        status, result = live.run_live(request, config, progress)
+    if result is not None:
+        _give(result, given)
+    if not given["quiet"] and not status:
+        print("triosim: contents of tensors, such as losses, were not computed", file=sys.stderr)
+    if status:
+        raise typer.Exit(status)
+
+
+def _request(script: Sequence[str], given: Mapping[str, Any]) -> Request:
+    """Return what the command line asks for. Raises ``OptionError`` where it contradicts itself."""
+    launch = launchers.launch_of(script)
     if given["world"] is not None and launch.world not in (None, given["world"]):
         raise OptionError(
             f"the launcher starts {launch.world} processes, not {given['world']}",
             where="--world",
             fix="leave out one of them",
         )
-    config = RunConfig.of(**chosen(OPTIONS, given))
-    request = live.Request(
+    same = ("print_ranks", "ranks_output", "steps", "step", "files", "patience")
+    request: Request = live.Request(
         launch=launch,
         gpu=given["gpu"] or DEFAULT_GPU,
         world=given["world"] or launch.world,
         ranks=given["ranks"] or "auto",
-        print_ranks=given["print_ranks"],
-        ranks_output=given["ranks_output"],
-        steps=given["steps"],
-        step=given["step"],
         start_time=_seconds(given["start_time"]),
         loader_seconds=given["loader_time"],
-        files=given["files"],
-        patience=given["patience"],
+        **{name: given[name] for name in same},
     )
-    with monitored(_unheard, given) as progress:
-        status, result = live.run_live(request, config, progress)
-    if result is not None:
-        if given["output"] is not None:
-            result.save(given["output"])
-        if given["report"] is not None:
-            result.save_report(given["report"])
-        if not given["quiet"]:
-            show_on_terminal(tables.render(result.data, result.title))
-    if not given["quiet"] and not status:
-        print("triosim: contents of tensors, such as losses, were not computed", file=sys.stderr)
-    if status:
-        raise typer.Exit(status)
+    return request
+
+
+def _give(result: Result, given: Mapping[str, Any]) -> None:
+    """Write the files that are asked for, and show the tables."""
+    if given["output"] is not None:
+        result.save(given["output"])
+    if given["report"] is not None:
+        result.save_report(given["report"])
+    if not given["quiet"]:
+        show_on_terminal(tables.render(result.data, result.title))
 
 
 def _unheard(seconds: float, tasks: int) -> None:

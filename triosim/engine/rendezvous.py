@@ -6,7 +6,10 @@ order. The network delivers what is matched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import simpy
@@ -14,7 +17,7 @@ import simpy
 from triosim.engine.copy_engines import StartTransfer
 from triosim.engine.rank_state import Channel, RankState, TransferEnd, add_dependency
 from triosim.engine.recording import Recording
-from triosim.errors import SimulationError
+from triosim.errors import AsymmetryError, SimulationError
 from triosim.networks.extensions import TransportNetwork
 from triosim.tasks import Batch, Collective, Communicator, Handle, Recv, Send, Task
 
@@ -81,8 +84,8 @@ class Rendezvous:
             return
         del self.arriving[key]
         now = self._env.now
+        task = self._agreed(handle, members)
         for member in members:
-            _check_same(handle, member)
             member.started = now
 
         def done(_: simpy.Event) -> None:
@@ -97,6 +100,25 @@ class Rendezvous:
         else:
             event = self._network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares)
         self._start_transfer(task.kind, group.ranks, event, done)
+
+    def _agreed(self, handle: Handle, members: Sequence[Handle]) -> Collective:
+        """Return the collective that the members issued; of an all-to-all of unequal parts what each sends to each.
+
+        Raises ``SimulationError`` where they issued different ones.
+        """
+        task = _collective_of(handle)
+        unequal = task.kind == "all_to_all" and any(_collective_of(one).shares is not None for one in members)
+        for member in members:
+            _check_same(handle, member, parts=not unequal)
+        if not unequal or all(_what(task) == _what(_collective_of(one)) for one in members):
+            return task
+        sent, ranks = {one.rank: _collective_of(one) for one in members}, task.group.ranks
+        senders = ranks if self._symmetry is None else [self._symmetry.representative(rank) for rank in ranks]
+        if any(one not in sent for one in senders):
+            raise AsymmetryError(f"an all-to-all of unequal parts{_at(task)} is between ranks that are folded")
+        rows = [_parts(sent[one], len(ranks)) for one in senders]
+        shares = tuple(chain.from_iterable(rows))
+        return replace(task, nbytes=math.fsum(shares) / len(ranks), shares=shares)
 
     def _count_simulated(self, group: Communicator) -> int:
         if group not in self._simulated_members:
@@ -170,22 +192,32 @@ def _channel(rank: int, task: Send | Recv) -> Channel:
     return Channel(task.source, rank, task.tag)
 
 
-def _what(task: Collective) -> tuple[object, ...]:
-    return task.kind, task.nbytes, task.root, task.shares, task.transport
+def _collective_of(handle: Handle) -> Collective:
+    assert isinstance(handle.task, Collective)
+    return handle.task
+
+
+def _what(task: Collective, *, parts: bool = True) -> tuple[object, ...]:
+    return task.kind, task.root, task.transport, *((task.nbytes, task.shares) if parts else ())
+
+
+def _parts(task: Collective, ranks: int) -> Sequence[float]:
+    """Return what a rank sends to each one in an all-to-all."""
+    return task.shares or (task.nbytes / ranks,) * ranks
+
+
+def _at(task: Collective) -> str:
+    return f" at {task.line}" if task.line else ""
 
 
 def _described(task: Collective) -> str:
-    return f"{task.kind} of {task.nbytes:g} bytes" + (f" at {task.line}" if task.line else "")
+    return f"{task.kind} of {task.nbytes:g} bytes{_at(task)}"
 
 
-def _check_same(first: Handle, second: Handle) -> None:
+def _check_same(first: Handle, second: Handle, *, parts: bool = True) -> None:
     """Check that two members issued the same collective; on a GPU, NCCL would hang or corrupt data."""
-    one, two = first.task, second.task
-    if one is two:
-        return
-    assert isinstance(one, Collective)
-    assert isinstance(two, Collective)
-    if _what(one) != _what(two):
+    one, two = _collective_of(first), _collective_of(second)
+    if one is not two and _what(one, parts=parts) != _what(two, parts=parts):
         raise SimulationError(
             f"ranks {first.rank} and {second.rank} meet in collective {first.sequence_numbers[0]} of communicator "
             f"'{one.group.name or list(one.group.ranks)}' with {_described(one)} and {_described(two)}",

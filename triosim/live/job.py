@@ -8,12 +8,15 @@ from triosim.gpus import Gpu
 
 #: 2026-01-01T00:00:00Z.
 START_TIME = 1767225600.0
+#: The exit status of what Ctrl-C ended.
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
     """A script, or with ``module`` the name of a module, and its arguments, to be run as the ranks of a ``world``.
 
+    local: the ranks of a machine.
     distributed: whether the script finds the environment of torchrun, as in a world of several ranks.
     steps: after how many steps it is ended; None: when it ends by itself.
     start_time: the time of the day at which it begins, in seconds since 1970.
@@ -25,6 +28,7 @@ class LiveJob:
     arguments: tuple[str, ...]
     gpu: Gpu
     world: int = 1
+    local: int = 1
     distributed: bool = False
     module: bool = False
     steps: int | None = None

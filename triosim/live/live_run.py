@@ -16,9 +16,9 @@ from triosim.capture.many_ranks import joined_streams
 from triosim.capture.process_pool import start_method
 from triosim.compute.pricing.prediction import with_predicted_times
 from triosim.engine import Engine, Progress
-from triosim.errors import OptionError
+from triosim.errors import AsymmetryError, OptionError, SimulationError
 from triosim.extrapolators.core.symmetry import Symmetry
-from triosim.live.job import LiveJob
+from triosim.live.job import INTERRUPTED, LiveJob
 from triosim.live.live_streams import LiveGroups, LiveStreams
 from triosim.live.live_system import LiveSystem
 from triosim.live.output import RankOutput
@@ -29,8 +29,6 @@ from triosim.tasks import Compute
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 
-#: The exit status of a run that Ctrl-C ended.
-INTERRUPTED = 130
 #: What runs in each process. It is loaded by name, because it imports PyTorch.
 _WORKER = "triosim.live.script_process.rank_process"
 
@@ -99,15 +97,17 @@ class LiveRun:
         status = 0
         try:
             engine.run({rank: system.stream(rank, streams.tasks(rank)) for rank in simulated})
+        except AsymmetryError as folded:
+            raise SimulationError(str(folded), fix="simulate every rank: --no-fold") from None
         except ScriptFailed as failed:
-            status = failed.status
             if self.job.world > 1:
-                self._output.failed(failed.rank, status)
+                self._output.failed(failed.rank, failed.status)
+            return LiveOutcome(tuple(records.steps), failed.status)
         except KeyboardInterrupt:
             status = INTERRUPTED
             _interrupt(running.values())
         outcome = LiveOutcome(tuple(records.steps), status)
-        if status not in (0, INTERRUPTED) or not records.steps:
+        if not records.steps:
             return outcome
         for chosen in _chosen(records, None if status else step):
             found = self._streams_of(running, chosen.index, tuple(like), system)

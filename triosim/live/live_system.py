@@ -31,6 +31,9 @@ from triosim.tasks import TaskStream
 from triosim.trace import Operator, Trace
 from triosim.trace.task_streams import TaskStreams
 
+#: The most GPUs of a machine that PyTorch's fake devices can be, and those of a machine in a rack (GB200 NVL72).
+MOST_LOCAL, _RACK_MACHINE = 8, 4
+
 
 @dataclass(frozen=True, slots=True)
 class LiveSystem:
@@ -98,6 +101,15 @@ def live_system(gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | 
     if streams is not None and should_fold(config.fold, world) and _all_is_equal(system.conditions):
         symmetry, network = _folded(streams, new_network)
     return LiveSystem(system, network or new_network(), options, heterogeneity, prices, symmetry)
+
+
+def machine_ranks(gpu: Gpu, world: int, config: RunConfig) -> int:
+    """Return how many ranks of a world are on a machine. Raises ``TriosimError`` for a topology that cannot be."""
+    outline = system_of(Subject(_one_operator(gpu), world), config).nominal.outline
+    gpus = MOST_LOCAL if outline is None or not outline.spec.gpus else outline.spec.gpus
+    if gpus > MOST_LOCAL:
+        gpus = _RACK_MACHINE if gpu.name.startswith("GB") else MOST_LOCAL
+    return min(world, gpus)
 
 
 def _all_is_equal(conditions: Conditions) -> bool:

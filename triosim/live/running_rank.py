@@ -208,5 +208,5 @@ def _is_alone(rank: int, groups: Sequence[Sequence[int]]) -> bool:
 def _why(process: BaseProcess) -> str:
     code = process.exitcode
     if code is None or code >= 0:
-        return ""
+        return "" if not code else f" with status {code}"
     return f" by signal {-code}" + (", as it does when memory runs out" if code == -9 else "")

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from statistics import median
@@ -16,11 +16,12 @@ from triosim.capture.many_ranks import CapturedStreams, captured_streams, checke
 from triosim.capture.process_pool import CaptureJob
 from triosim.config import RunConfig
 from triosim.engine import Progress
-from triosim.errors import CaptureError
-from triosim.live.job import START_TIME, LiveJob
+from triosim.errors import CaptureError, OptionError, ScriptError
+from triosim.gpus import Gpu
+from triosim.live.job import INTERRUPTED, START_TIME, LiveJob
 from triosim.live.launchers import Launch
-from triosim.live.live_run import INTERRUPTED, LiveOutcome, LiveRun
-from triosim.live.live_system import live_system
+from triosim.live.live_run import LiveOutcome, LiveRun
+from triosim.live.live_system import MOST_LOCAL, live_system, machine_ranks
 from triosim.live.output import RankOutput
 from triosim.pipeline.collecting import collect
 from triosim.pipeline.planning import plan
@@ -53,16 +54,17 @@ class Request:
     files: str | None = None
     patience: float = 600.0
 
-    def job(self) -> LiveJob:
-        """Return the script and its world. Raises ``OptionError`` where there is no such script or GPU."""
-        launch = self.launch
+    def job(self, config: RunConfig) -> LiveJob:
+        """Return the script and its world. Raises ``TriosimError`` where there is no such script, GPU or topology."""
+        launch, gpu = self.launch, gpus.find(self.gpu)
         if not launch.module:
             check_script(launch.path)
         return LiveJob(
             launch.path,
             launch.arguments,
-            gpus.find(self.gpu),
+            gpu,
             world=self.world or 1,
+            local=_local_ranks(launch, gpu, self.world or 1, config),
             distributed=self.world is not None,
             module=launch.module,
             steps=self.steps,
@@ -78,10 +80,9 @@ def run_live(request: Request, config: RunConfig, progress: Progress | None = No
     What it prints goes to the terminal meanwhile. Raises ``TriosimError`` for what is wrong with the options, and where the
     ranks contradict each other, hang or die.
     """
-    job = request.job()
-    shown = None if request.print_ranks is None else checked_ranks(request.print_ranks, job.world)
-    chosen = checked_ranks(request.ranks, job.world)
-    found = _compared(request.ranks, chosen, job) if job.distributed else None
+    job = request.job(config)
+    shown = None if request.print_ranks is None else checked_ranks(request.print_ranks, job.world, "--print-ranks")
+    found, chosen = _compared(request.ranks, job)
     like = _followed(chosen, found, job.world)
     with RankOutput(shown, request.ranks_output) as output, LiveRun(job, like, output, request.patience) as run:
         if request.ranks == "all":
@@ -94,30 +95,68 @@ def run_live(request: Request, config: RunConfig, progress: Progress | None = No
     return outcome.status, _result(outcome, config)
 
 
-def _compared(ranks: str, chosen: list[int] | None, job: LiveJob) -> CapturedStreams | None:
+def _local_ranks(launch: Launch, gpu: Gpu, world: int, config: RunConfig) -> int:
+    """Return how many ranks are on a machine: as many as the launcher says, else as a machine of the topology has GPUs."""
+    gpus = machine_ranks(gpu, world, config)
+    if launch.local is None or launch.local == gpus:
+        return gpus
+    if launch.local > MOST_LOCAL:
+        fix = f"give at most {MOST_LOCAL}, and more machines"
+        raise OptionError(f"{launch.local} ranks on a machine are too many", where="the launcher", fix=fix)
+    if launch.local < world:
+        print(
+            f"triosim: note: the launcher starts {launch.local} ranks on a machine; the links are those of machines of {gpus}: "
+            f"say --topology for others, such as 'dgx-h100(gpus={world}, gpus_per_node={launch.local})'",
+            file=sys.stderr,
+        )
+    return launch.local
+
+
+def _compared(ranks: str, job: LiveJob) -> tuple[CapturedStreams | None, Sequence[int]]:
     """Run the first two steps of a distributed script silently and without a clock, to find the ranks that differ.
 
-    None where the script has no such steps. Raises ``CaptureError`` then, where somebody has to say which ranks are to run.
+    Return what was found, and the ``ranks`` that are to run in any case. Of a script that trains no two steps, all that it does
+    is compared, unless its world is so small that all ranks can run. Nothing is found where it fails: the rank on which it
+    does runs, and says why.
     """
+    chosen, failed = checked_ranks(ranks, job.world), 0
+    if not job.distributed:
+        return None, ()
     asked = None if chosen is None else [0] if ranks == "all" else _with_ends(chosen, job.world)
-    hidden = io.StringIO()
-    try:
-        with redirect_stderr(hidden), tempfile.TemporaryDirectory(prefix="triosim-") as files:
-            capture = CaptureJob(job.path, job.arguments, job.gpu, job.world, 1, None, job.module, files)
-            return captured_streams(capture, asked, quiet=True)
-    except CaptureError as error:
-        if chosen is not None or job.world <= _FEW:
-            return None
-        sys.stderr.write(hidden.getvalue())
-        what = f"the ranks that differ were not found: {error.what}"
-        raise CaptureError(what, where=error.where, fix="say which are to run: --ranks 0,8") from None
+    for whole in (False, True):
+        try:
+            return _captured(job, asked, whole=whole), chosen or ()
+        except CaptureError as error:
+            if chosen is not None or job.world <= _FEW:
+                return None, chosen or range(job.world)
+            failed = error.rank
+            if isinstance(error, ScriptError):
+                break
+    return None, [failed]
 
 
-def _followed(chosen: list[int] | None, found: CapturedStreams | None, world: int) -> tuple[int, ...]:
+def _captured(job: LiveJob, asked: list[int] | None, *, whole: bool) -> CapturedStreams:
+    """Capture a script's second step, or the ``whole`` of it, and show nothing. Raises ``CaptureError`` where it has none."""
+    with redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory(prefix="triosim-") as files:
+        capture = CaptureJob(
+            job.path,
+            job.arguments,
+            job.gpu,
+            job.world,
+            skip=0 if whole else 1,
+            batch_size=1 if whole else None,
+            module=job.module,
+            files=files,
+            local=job.local,
+            whole=whole,
+        )
+        return captured_streams(capture, asked, quiet=True)
+
+
+def _followed(chosen: Sequence[int], found: CapturedStreams | None, world: int) -> tuple[int, ...]:
     """Return for each rank the running one that it follows. Rank 0 and the last one run always."""
-    running = range(world) if found is None and chosen is None else _with_ends(chosen or (), world)
     like = [0] * world if found is None else list(found.streams.like)
-    for rank in (*running, *(() if found is None else found.awaited)):
+    for rank in (*_with_ends(chosen, world), *(() if found is None else found.awaited)):
         like[rank] = rank
     return tuple(like)
 

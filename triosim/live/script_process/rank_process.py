@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.utils.data import dataloader
 
 from triosim.errors import CaptureError, TriosimError
 from triosim.live.items import At, Awaited, KeptTraces, Posted, Said
-from triosim.live.job import LiveJob
+from triosim.live.job import INTERRUPTED, LiveJob
 from triosim.live.script_process import clock
 from triosim.live.script_process.task_feed import TaskFeed
 from triosim.trace import Trace
@@ -66,34 +64,61 @@ def run_rank(job: LiveJob, rank: int, like: Sequence[int], connection: Connectio
     sys.stdout, sys.stderr = _output(feed, "out"), _output(feed, "err")
     try:
         messages = _Messages(Path(folder), rank, feed, like)
-        status = _status_of(job, messages, feed, steps)
+        with Patches() as patches:
+            patches.make([_exit(feed, steps, connection)])
+            status = _status_of(job, messages, feed, steps)
         sys.stdout.flush()
         sys.stderr.flush()
-        feed.end(status)
-        while (asked := connection.recv()) is not None:
-            kept = steps.kept()
-            connection.send((kept.of(asked), kept.data_parallel))
+        _end(feed, steps, connection, status)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the simulation is over
     finally:
         os._exit(0)
 
 
+def _end(feed: TaskFeed, steps: _Steps, connection: Connection, status: int) -> None:
+    """Say that the script ended, and send the traces that the simulation asks for, until it ends this process."""
+    feed.end(status)
+    while (asked := connection.recv()) is not None:
+        kept = steps.kept()
+        connection.send((kept.of(asked), kept.data_parallel))
+
+
+def _exit(feed: TaskFeed, steps: _Steps, connection: Connection) -> Patch:
+    """Return a patch by which the simulation learns of a script that leaves by ``os._exit``."""
+    leave = os._exit
+
+    def _exit(status: int) -> None:
+        try:
+            if not feed.is_detached:
+                _end(feed, steps, connection, status)
+        finally:
+            leave(status)
+
+    return Patch(os, "_exit", _exit)
+
+
 def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps) -> int:
     """Run the script; return its exit status. Its errors are shown as Python shows them, and ours with our frames."""
     random.seed(0)
     torch.manual_seed(0)
-    world = job.world if job.distributed else None
     files = None if job.files is None else FileOverlay(job.files, shared=(messages.folder,))
     try:
-        rank = messages.rank
-        with FakeDevice(job.gpu, world=world, rank=rank, messages=messages, limited=True, files=files) as device:
+        with FakeDevice(
+            job.gpu,
+            devices=job.local,
+            world=job.world,
+            rank=messages.rank,
+            messages=messages,
+            limited=True,
+            files=files,
+            launched=job.distributed,
+        ) as device:
             steps.device = device
             device.recorder.listener, feed.groups = feed, device.groups
             with Patches() as patches, steps.counted():
                 clock.install(patches, feed, job.start_time)
                 patches.make([_loader(feed, job.loader_seconds)])
-                patches.make(() if job.distributed else _without_world())
                 try:
                     execute(job.path, job.arguments, module=job.module)
                 finally:
@@ -103,7 +128,7 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
         return 0
     except SystemExit as left:
         if left.code is None or isinstance(left.code, int):
-            return left.code or 0
+            return (left.code or 0) & 0xFF
         print(left.code, file=sys.stderr)
         return 1
     except TriosimError as error:
@@ -115,7 +140,7 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
             print("triosim: internal error, not the script's; please report it with this traceback", file=sys.stderr)
         else:
             show_error(error, (_ROOT,))
-        return 1
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _loader(feed: TaskFeed, seconds: float) -> Patch:
@@ -129,20 +154,6 @@ def _loader(feed: TaskFeed, seconds: float) -> Patch:
         return batch
 
     return Patch(dataloader._BaseDataLoaderIter, "__next__", __next__)
-
-
-def _without_world() -> Iterator[Patch]:
-    """Yield patches by which a script that makes process groups of GPUs is told how it gets a world of ranks."""
-    for owner in (dist, distributed_c10d):
-        original = owner.init_process_group
-
-        def init_process_group(backend: Any = None, *args: Any, _original: Any = original, **options: Any) -> None:
-            if "nccl" in str(backend).lower():
-                fix = "say how many ranks there are: --world N (1 is a world too)"
-                raise CaptureError("the script makes process groups of GPUs", where=script_line(), fix=fix)
-            _original(backend, *args, **options)
-
-        yield Patch(owner, "init_process_group", init_process_group)
 
 
 def _end_with_parent() -> None:

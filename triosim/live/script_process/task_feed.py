@@ -177,6 +177,11 @@ class TaskFeed:
         """Whether nothing happened since the last answer."""
         return self._quiet
 
+    @property
+    def is_detached(self) -> bool:
+        """Whether this is a process that the script forked."""
+        return self._detached
+
     def detach(self) -> None:
         """Send nothing any more: this is a process that the script forked. It may print, and must not use the GPU."""
         self._detached = True
