@@ -16,6 +16,7 @@ from triosim.networks.calibration.calibrated_times import CalibratedNetwork
 from triosim.networks.calibration.lookup import stand_in
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm
 from triosim.networks.collectives.lowering import Form
+from triosim.networks.collectives.phased.chunk_schedule import ChunkOrder
 from triosim.networks.extensions import LinkCounter, LinkRecorder
 from triosim.networks.topology import Topology
 
@@ -46,11 +47,23 @@ def make_network(
     return made
 
 
-def make_algorithm(algorithm: str | type, options: Mapping[str, Any]) -> CollectiveAlgorithm:
+def make_algorithm(
+    algorithm: str | type, options: Mapping[str, Any], *, chunk_schedule: ChunkOrder
+) -> CollectiveAlgorithm:
     """Return a collective algorithm, given by name or class. Raises ``PluginError`` for a plug-in that cannot be made."""
     kind = plugins.find("collective_algorithms", algorithm)
-    made: CollectiveAlgorithm = plugins.make(kind, options=parsed(kind, options))
+    settings = {"chunk_schedule": chunk_schedule} if _takes_chunk_schedule(kind) else {}
+    made: CollectiveAlgorithm = plugins.make(kind, options=parsed(kind, options), settings=settings)
     return made
+
+
+def algorithm_options(algorithm: str | type) -> tuple[str, ...]:
+    """Return the names of the options that an algorithm's constructor reads, beside what a run asks of every algorithm."""
+    return plugins.option_names(plugins.find("collective_algorithms", algorithm), settings=("chunk_schedule",))
+
+
+def _takes_chunk_schedule(kind: Any) -> bool:
+    return "chunk_schedule" in inspect.signature(kind).parameters
 
 
 def network_options(network: str | type) -> tuple[str, ...]:
@@ -70,6 +83,17 @@ def form_note(network: Network, form: Form) -> Iterator[str]:
     takes_form = "form" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     if form != "pipelined" and not takes_form:
         yield f"--collective-form has no effect with the network {type(network).__name__}"
+
+
+def chunk_schedule_note(network: Network, algorithm: CollectiveAlgorithm | None, schedule: ChunkOrder) -> Iterator[str]:
+    """Yield a note where a schedule of chunks was asked for, and collectives are not cut into chunks along dimensions."""
+    if schedule == "in-order":
+        return
+    if isinstance(network, CalibratedNetwork) and network.calibrated is not None:
+        yield "--chunk-schedule has no effect: collectives take what was measured; give --collective hierarchical"
+    elif not _takes_chunk_schedule(type(algorithm)) or len(network.topology.dimensions) < 2:
+        fix = "give hierarchical or auto, and a topology of several dimensions"
+        yield f"--chunk-schedule has no effect with {type(algorithm).__name__} on {network.topology.name}: {fix}"
 
 
 def recording_note(network: Network) -> Iterator[str]:

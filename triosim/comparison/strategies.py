@@ -19,7 +19,7 @@ from triosim.engine import Progress
 from triosim.errors import TriosimError
 from triosim.extrapolators.core.recompute import check_policy
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
-from triosim.networks.construction import network_options
+from triosim.networks.construction import algorithm_options, network_options
 from triosim.output_files import PathLike
 from triosim.pipeline.planning import refuse_unknown
 from triosim.pipeline.reading import TraceLike, read
@@ -186,13 +186,10 @@ def _check_options(config: RunConfig, gpus: int) -> None:
     names = set().union(*map(_names, strategies(gpus)))
     known = _options_by_name(names, config)
     known.update(network_options(config.network))
-    others: tuple[tuple[plugins.Group, Any], ...] = (
-        ("collective_algorithms", config.collective),
-        ("compute_models", config.compute_model),
-    )
-    known |= {
-        key for group, part in others if part is not None for key in plugins.option_names(plugins.find(group, part))
-    }
+    if config.collective is not None:
+        known.update(algorithm_options(config.collective))
+    if config.compute_model is not None:
+        known.update(plugins.option_names(plugins.find("compute_models", config.compute_model)))
     refuse_unknown(config, known)
 
 

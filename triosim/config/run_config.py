@@ -93,6 +93,10 @@ class RunConfig:
     collective_form: Literal["pipelined", "steps"] = _option(
         "choice", "pipelined", panel=SYSTEM, choices=("pipelined", "steps"), metavar="FORM", help=
         "pipelined (all of an algorithm's edges at once) or steps (one after the other).")
+    chunk_schedule: Literal["in-order", "themis"] = _option(
+        "choice", "in-order", panel=SYSTEM, choices=("in-order", "themis"), metavar="NAME", help=
+        "On networks of several dimensions, the dimensions that a chunk of a collective visits: in-order, or themis (the least "
+        "loaded first).")
     copy_input: bool = _option("flag", False, panel=SYSTEM, flag="--copy-input/--no-copy-input", of_step=True, help=
         "Copy the input from host memory, or have it on the GPU already.")
     host_overhead: float | Literal["trace", "none"] | None = _option(

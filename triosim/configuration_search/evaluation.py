@@ -71,7 +71,9 @@ class Weigh:
     def _collectives(self, planned: PlannedRun, config: RunConfig) -> IdleCollectives:
         """Return the idle network of a point: the same for all that have its topology, network and algorithm."""
         chosen = (planned.system.topology.name, len(planned.system.topology.gpus), config.network, config.collective)
-        key = repr((*chosen, config.collective_form, sorted(config.options.items()), config.topology))
+        key = repr(
+            (*chosen, config.collective_form, config.chunk_schedule, sorted(config.options.items()), config.topology)
+        )
         if key not in self._idle:
             self._idle[key] = IdleCollectives(planned.new_network())
         return self._idle[key]

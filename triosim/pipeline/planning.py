@@ -77,7 +77,7 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     notes = [*said, *system.notes, *unread(config, planned.declared, described=subject.described), *memory.notes]
     if is_auto(new_network.algorithm) and config.collective_form == "pipelined":
         notes.extend(calibration_notes(network, planned.world))
-    notes.extend(network_notes(network, config))
+    notes.extend(network_notes(network, new_network.algorithm, config))
     notes.extend(_compute_model_note(priced, planned, config))
     if planned.world > len(system.topology.gpus):
         raise OptionError(

@@ -9,14 +9,22 @@ from os import PathLike
 from typing import Any
 
 from triosim import gpus as catalogue
-from triosim import plugins
 from triosim.conditions import Conditions, conditions_of, parse_conditions
 from triosim.conditions.heterogeneity import with_slow_links
 from triosim.config import RunConfig
 from triosim.errors import OptionError
 from triosim.networks.base import Network
 from triosim.networks.calibration.lookup import calibration_of
-from triosim.networks.construction import form_note, make_algorithm, make_network, network_options, recording_note
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm
+from triosim.networks.construction import (
+    algorithm_options,
+    chunk_schedule_note,
+    form_note,
+    make_algorithm,
+    make_network,
+    network_options,
+    recording_note,
+)
 from triosim.networks.extensions import TransportNetwork
 from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import Topology
@@ -196,18 +204,21 @@ class NetworkFactory:
 
 def network_factory(system: System, config: RunConfig) -> NetworkFactory:
     """Return what makes the networks of a run, with the collective algorithm that is asked for."""
-    if config.collective is None:
+    name = config.collective
+    if name is None and config.chunk_schedule != "in-order":
+        name = "auto"
+    if name is None:
         return NetworkFactory(system.topology, None, config, network_options(config.network))
-    kind = plugins.find("collective_algorithms", config.collective)
-    algorithm = make_algorithm(kind, config.options)
-    read = (*plugins.option_names(kind), *network_options(config.network))
+    algorithm = make_algorithm(name, config.options, chunk_schedule=config.chunk_schedule)
+    read = (*algorithm_options(name), *network_options(config.network))
     return NetworkFactory(system.topology, algorithm, config, read)
 
 
-def network_notes(network: Network, config: RunConfig) -> Iterator[str]:
+def network_notes(network: Network, algorithm: CollectiveAlgorithm | None, config: RunConfig) -> Iterator[str]:
     """Yield what a network cannot tell of its links, the options that it does not read, and how it times transports."""
     if config.links:
         yield from recording_note(network)
     yield from form_note(network, config.collective_form)
+    yield from chunk_schedule_note(network, algorithm, config.chunk_schedule)
     if isinstance(network, TransportNetwork) and config.ep_transport != "nccl":
         yield from network.transport_notes(config.ep_transport)

@@ -32,6 +32,7 @@ from triosim.networks.collectives.algorithms.hierarchical import ByDimension, co
 from triosim.networks.collectives.algorithms.in_switch import SlicedInSwitch, meeting
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.collectives.algorithms.rotated_trees import RotatedTrees, behind_one_switch
+from triosim.networks.collectives.phased.chunk_schedule import ChunkOrder
 from triosim.networks.collectives.phased.exchanges import LineExchange, RingExchange, SwitchExchange
 from triosim.networks.collectives.phased.grid import Grid
 from triosim.networks.topology import Topology
@@ -43,9 +44,9 @@ MOST_LINKED = 64  # ranks; of a larger group that no dimension describes it is n
 class Auto(OperationAlgorithm):
     """Chooses the fastest available algorithm for a collective, its group, its size and the topology."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_schedule: ChunkOrder = "in-order") -> None:
         self.ring, self.trees, self.in_switch, self.direct = Ring(), DoubleBinaryTree(), SlicedInSwitch(), Direct()
-        self.hierarchical, self.rotated = ByDimension(), RotatedTrees()
+        self.hierarchical, self.rotated = ByDimension(chunk_schedule=chunk_schedule), RotatedTrees()
         self._topology: Topology | None = None
         self._found: dict[CollectiveOperation, Sequence[OperationAlgorithm]] = {}
         self._costs: dict[CollectiveOperation, list[tuple[OperationAlgorithm, Cost]]] = {}

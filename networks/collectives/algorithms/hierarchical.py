@@ -16,6 +16,7 @@ from triosim.config import Option
 from triosim.config.option import SYSTEM
 from triosim.errors import OptionError
 from triosim.networks.collectives.algorithm import CollectiveOperation, Transfer
+from triosim.networks.collectives.phased.chunk_schedule import ChunkOrder
 from triosim.networks.collectives.phased.exchanges import Exchange, LineExchange, RingExchange, SwitchExchange
 from triosim.networks.collectives.phased.grid import Grid
 from triosim.networks.collectives.phased.phases import PhasedAlgorithm
@@ -41,8 +42,8 @@ class Hierarchical(PhasedAlgorithm):
 
     options = (Option("chunks", "whole", CHUNKS, "hierarchical: the number of chunks of the data.", panel=SYSTEM),)
 
-    def __init__(self, chunks: int | str = CHUNKS) -> None:
-        super().__init__(self.options[0].parse(chunks))
+    def __init__(self, chunks: int | str = CHUNKS, chunk_schedule: ChunkOrder = "in-order") -> None:
+        super().__init__(self.options[0].parse(chunks), chunk_schedule)
 
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
         """Return the group as a box of coordinates."""
@@ -78,7 +79,7 @@ class ByDimension(Hierarchical):
     def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:
         """Yield the transfers of a collective."""
         chunks = self.chunks if topology.regularity.by_dimension else CHUNKS_SENT
-        return Hierarchical(chunks).transfers_of(operation, topology)
+        return Hierarchical(chunks, self.chunk_order).transfers_of(operation, topology)
 
 
 def switch_grid(group: Sequence[int], topology: Topology) -> Grid:

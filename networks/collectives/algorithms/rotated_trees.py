@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from triosim.networks.collectives.algorithm import CollectiveOperation, Edge, SteadyState
 from triosim.networks.collectives.algorithms.hierarchical import coordinates, switch_grid
+from triosim.networks.collectives.phased.chunk_schedule import in_order
 from triosim.networks.collectives.phased.grid import Grid
 from triosim.networks.collectives.phased.phases import PhasedAlgorithm
 from triosim.networks.collectives.phased.symmetric import LinkShare, SymmetricCollective
@@ -33,7 +34,7 @@ class RotatedTrees(PhasedAlgorithm):
         """Return the steady state: from each rank to the next, all that the one sends and the other receives."""
         kind, ranks, nbytes, _, _ = operation
         grid, _ = self._arranged(operation, topology)
-        latency, _, _ = self._times(kind, grid, nbytes, topology, 0)
+        latency, _, _ = self._times(operation, in_order(grid, 1), topology, 0)
         sizes = dict(zip(ranks, operation.chunk_sizes, strict=True))
         edges = []
         for rank, following in zip(grid.places, (*grid.places[1:], grid.places[0]), strict=True):
@@ -50,7 +51,7 @@ class RotatedTrees(PhasedAlgorithm):
         n = len(grid.places)
         sent = (2 if operation.kind == "all_reduce" else 1) * (n - 1) / n
         link = grid.line_topologies[0][0].route(0, 1)[0]
-        latency, _, _ = self._times(operation.kind, grid, 1.0, topology, 0)
+        latency, _, _ = self._times(operation._replace(nbytes=1.0), in_order(grid, 1), topology, 0)
         return SymmetricCollective(grid, (True,), (LinkShare(0, link.bandwidth, {1: sent}),), latency, 0.0)
 
 
