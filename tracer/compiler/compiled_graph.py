@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from triosim.trace import Phase
 from triosim.tracer.compiler.graph_kernels import KernelLaunch, NodeCall, Place, kernels_of
+from triosim.tracer.contents import storage_contents
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.recorder.compiled_code import CompiledLayer
 from triosim.tracer.recorder.recorder import on_device
@@ -103,6 +104,7 @@ class CompiledGraph:
         if call.scatters:  # it writes as many bytes as it reads
             changed, *others = tree_leaves(given)
             self._mode.recorder.operator("aten::index_put_", {}, [one for one in others if on_device(one)], ())
+            storage_contents.forget(changed)
             return changed
         with nullcontext() if call.recorded else self._mode.muted():
             if str(node.target).startswith(_RANDOM):

@@ -18,7 +18,7 @@ from torch._higher_order_ops import triton_kernel_wrap as wrap
 
 from triosim.gpus import Gpu
 from triosim.operators.features import TRITON
-from triosim.tracer.device import assumed_values, known_contents
+from triosim.tracer.contents import storage_contents
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.patches import Patch
 from triosim.tracer.recorder.recorder import on_device
@@ -86,8 +86,7 @@ class _Launcher:
             for some in (reads, writes)
         )
         for one in changed:
-            known_contents.forget(one)
-            assumed_values.forget(one)
+            storage_contents.forget(one)
         self._mode.recorder.operator(TRITON + kernel.__name__, {}, given, changed)
 
     def _accesses(

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from triosim.tracer.device import assumed_values, known_contents
+from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.contents.known_contents import KnownContents, flat
 from triosim.tracer.device.dispatch_mode import DeviceMode
-from triosim.tracer.device.known_contents import KnownContents, flat
 from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
@@ -64,7 +64,7 @@ class _Rules:
             given = list(flat((*args, *kwargs.values())))
             indices = args[1] if function is aten.index.Tensor else ()
             has_size = function is aten.index.Tensor and not any(_is_mask(one) for one in indices)
-            if has_size or not all(known_contents.is_known(one) for one in given):
+            if has_size or not all(storage_contents.is_known(one) for one in given):
                 return rule(*args, **kwargs)
             found = self._contents.computed(function, args, kwargs)
             if found is NotImplemented:
@@ -173,8 +173,8 @@ class _Rules:
 def _fake(real: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a fake tensor with the contents of a real one, on another's device."""
     made = torch.empty(real.shape, dtype=real.dtype, device=like.device)
-    if real.numel() <= known_contents.MOST_ELEMENTS:
-        known_contents.set_contents(made, real)
+    if real.numel() <= storage_contents.MOST_ELEMENTS:
+        storage_contents.write(made, real)
     return made
 
 

@@ -20,8 +20,10 @@ from torch.utils._pytree import tree_map_only
 
 from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
 from triosim.tracer.compiler.custom_operators import implementation
-from triosim.tracer.device import assumed_values, dtype_checks, known_contents, memory_formats
-from triosim.tracer.device.known_contents import flat
+from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.contents.known_contents import KnownContents, flat
+from triosim.tracer.contents.storage_contents import is_fake
+from triosim.tracer.device import dtype_checks, memory_formats
 from triosim.tracer.device.shape_cache import ShapeCache
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
@@ -120,7 +122,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
-        self.contents = known_contents.KnownContents()
+        self.contents = KnownContents()
         self._shapes = ShapeCache(fake_mode)
         self._muted = 0
         self._inside = 0  # of operators that the script defines
@@ -225,16 +227,17 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     result = self._shapes.run(function, given, args, kwargs)
             except NotImplementedError as error:  # without a rule for the shape, PyTorch tries the kernel itself
                 raise UnsupportedOperatorException(function) from error
-        if isinstance(result, torch.Tensor):
-            if info.changed and not hasattr(args[0], "fake_device") and isinstance(args[0], torch.Tensor):
+        if info.changed:
+            if isinstance(result, torch.Tensor) and isinstance(args[0], torch.Tensor) and not is_fake(args[0]):
                 result = args[0]  # a real tensor that was to be changed in place
-            elif hasattr(result, "fake_device"):
-                assumed_values.learn(info.bare, args, result)
+            assumed_values.learn(info.bare, args, result, info.changed_of(args, kwargs))
+        elif isinstance(result, torch.Tensor):
+            assumed_values.learn(info.bare, args, result)
         if found is NotImplemented:
             self.contents.follow(info, given, args, kwargs, result)
         self._record(info, given, args, kwargs, result)
         if info.to_host and isinstance(result, FakeTensor) and not on_device(result):
-            real = known_contents.of(result)
+            real = storage_contents.of(result)
             return result if real is None else real
         return result
 

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import profiler as autograd_profiler
 from torch.utils.data import DataLoader
 
-from triosim.tracer.device import assumed_values, known_contents
+from triosim.tracer.contents import assumed_values, storage_contents
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder, on_device
 from triosim.tracer.surroundings import saved_tensors
@@ -208,17 +208,18 @@ def _tolist(recorder: Recorder) -> Any:
 
 
 def _contents(tensor: torch.Tensor, recorder: Recorder) -> torch.Tensor:
-    """Return a fake tensor's contents as the host reads them: where they are unknown, all of them have one assumed value."""
-    known = known_contents.of(tensor)
-    if known is None:
-        value, is_known = assumed_values.value(tensor), assumed_values.is_known(tensor)
-        recorder.value_read(f"all {value}", known=is_known)
-        with torch._C._DisableTorchDispatch():
-            dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
-            return torch.full(tensor.shape, value, dtype=dtype)
-    if on_device(tensor):
-        recorder.value_read(known=True)
-    return known
+    """Return a fake tensor's contents as the host reads them: what is unknown has one assumed value."""
+    part = storage_contents.known_part(tensor)
+    if part is not None and part[1] is None:
+        if on_device(tensor):
+            recorder.value_read(known=True)
+        return part[0]
+    value = assumed_values.value(tensor)
+    recorder.value_read(f"all {value}" if part is None else value, known=assumed_values.is_known(tensor))
+    with torch._C._DisableTorchDispatch():
+        dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+        made = torch.full(tensor.shape, value, dtype=dtype)
+        return made if part is None else torch.where(part[1], part[0].to(dtype), made)
 
 
 _plain_repr = torch.Tensor.__repr__
@@ -226,7 +227,7 @@ _plain_repr = torch.Tensor.__repr__
 
 def _repr(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
     """Print a tensor with known contents as PyTorch does on a GPU."""
-    known = known_contents.of(self) if isinstance(self, FakeTensor) and not self.is_meta else None
+    known = storage_contents.of(self) if isinstance(self, FakeTensor) and not self.is_meta else None
     if known is None:
         return _plain_repr(self, tensor_contents=tensor_contents)
     with torch._C._DisableTorchDispatch():
@@ -251,6 +252,7 @@ def _resize(recorder: Recorder) -> Any:
     def resize_(self: Any, size: int) -> Any:
         result = original(self, size)
         recorder.storages.resized(self)
+        storage_contents.drop_storage(self)
         return result
 
     return resize_

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from triosim.trace import CommunicationKind
-from triosim.tracer.device import known_contents
-from triosim.tracer.device.known_contents import flat
+from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.contents.known_contents import flat
 from triosim.tracer.distributed.rank_exchange import RankExchange
 
 
@@ -63,31 +63,45 @@ def follow(asked: Exchange, given: Any, results: Any, group: ProcessGroup, ranks
     ``given`` are its tensors and ``results`` those that it writes, as lists where it has several.
     """
     sent, got = list(flat(given)), list(flat(results))
-    found = None
-    small = all(one.numel() <= known_contents.MOST_ELEMENTS for one in (*sent, *got))
+    found = masks = None
+    small = all(one.numel() <= storage_contents.MOST_ELEMENTS for one in (*sent, *got))
     if asked.kind in _OF_ALL and (small or asked.kind == "all_to_all"):  # whose sizes differ by rank
         members = dist.get_process_group_ranks(group)
         every = _contributions(asked, _contribution(asked, sent, len(members)) if small else None, members, ranks)
+        values, known = zip(*[(None, None) if one is None else (one.values, one.masks) for one in every], strict=True)
+        position = members.index(ranks.rank)
         with torch._C._DisableTorchDispatch():
-            found = _received(asked, every, members.index(ranks.rank))
-    if found is None or sum(one.numel() for one in found) != sum(one.numel() for one in got):
+            found = _received(asked, values, position)
+            masks = _received(replace(asked, reduction="min"), known, position)  # known if it is on every rank
+    if found is None or masks is None or sum(one.numel() for one in found) != sum(one.numel() for one in got):
         if asked.kind != "send":
+            assumed = {assumed_values.value(one) for one in sent}
             for one in got:
-                known_contents.forget(one)
+                storage_contents.forget(one)
+                if len(assumed) == 1:
+                    assumed_values.assume(one, next(iter(assumed)) * (group.size() if asked.reduction == "sum" else 1))
         return
-    _write(found, got)
+    _write(found, masks, got)
 
 
-Contribution = Sequence[torch.Tensor] | None
+Parts = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What a rank sends, in parts where each member gets its own, and which elements of it are known."""
+
+    values: Parts
+    masks: Parts
 
 
 def _contributions(
-    asked: Exchange, mine: Contribution, members: Sequence[int], ranks: RankExchange
-) -> Sequence[Contribution]:
+    asked: Exchange, mine: _Sent | None, members: Sequence[int], ranks: RankExchange
+) -> Sequence[_Sent | None]:
     """Return what each member sends; wait for the others only where what this rank gets can be known."""
     if ranks.is_alone(members):
         return [mine] * len(members)
-    written = None if mine is None else [_to_json(one) for one in mine]
+    written = None if mine is None else [[_to_json(one) for one in parts] for parts in (mine.values, mine.masks)]
     if asked.kind in _OF_ROOT:
         sent = [ranks.of_root(members, "values", asked.root or 0, written)] * len(members)
     elif mine is None:
@@ -95,26 +109,32 @@ def _contributions(
         return [None]
     else:
         sent = ranks.contributions(members, "values", written)
-    found = {id(one): None if one is None else [_from_json(row) for row in one] for one in sent}
+    found = {id(one): one and _Sent(*[[_from_json(row) for row in rows] for rows in one]) for one in sent}
     return [found[id(one)] for one in sent]
 
 
-def _contribution(asked: Exchange, sent: Sequence[torch.Tensor], ranks: int) -> Contribution:
-    """Return what this rank sends, in parts where each member gets its own; None where it is unknown."""
-    values = [one for one in map(known_contents.of, sent) if one is not None]
-    if len(values) < len(sent):
+def _contribution(asked: Exchange, sent: Sequence[torch.Tensor], ranks: int) -> _Sent | None:
+    """Return what this rank sends; None where nothing of it is known."""
+    known = [one for one in map(storage_contents.known_part, sent) if one is not None]
+    if len(known) < len(sent):
         return None
     with torch._C._DisableTorchDispatch():
-        if asked.kind not in _IN_PARTS or len(values) == ranks != 1:
-            return values
-        if len(values) != 1 or not values[0].dim():
-            return None if values else values
-        if asked.splits:
-            return list(values[0].split(list(asked.splits)))
-        return list(values[0].chunk(ranks)) if values[0].shape[0] % ranks == 0 else None
+        masks = [torch.ones(values.shape, dtype=torch.bool) if mask is None else mask for values, mask in known]
+        in_parts = [_in_parts(asked, parts, ranks) for parts in ([values for values, _ in known], masks)]
+    return None if None in in_parts else _Sent(*in_parts)  # type: ignore[arg-type]
 
 
-def _received(asked: Exchange, every: Sequence[Contribution], position: int) -> Sequence[torch.Tensor] | None:
+def _in_parts(asked: Exchange, values: Parts, ranks: int) -> Parts | None:
+    if asked.kind not in _IN_PARTS or len(values) == ranks != 1:
+        return values
+    if len(values) != 1 or not values[0].dim():
+        return None if values else values
+    if asked.splits:
+        return list(values[0].split(list(asked.splits)))
+    return list(values[0].chunk(ranks)) if values[0].shape[0] % ranks == 0 else None
+
+
+def _received(asked: Exchange, every: Sequence[Parts | None], position: int) -> Parts | None:
     """Return what the rank at a position gets of what each has sent; None where that does not follow."""
     if asked.kind in _OF_ROOT:
         sent = every[asked.root or 0]
@@ -149,13 +169,12 @@ def _from_json(row: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=getattr(torch, dtype)).reshape(shape)
 
 
-def _write(found: Iterable[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-    """Write contents one after another into tensors of as many elements."""
+def _write(found: Iterable[torch.Tensor], masks: Iterable[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """Write contents one after another into tensors of as many elements, with masks of those that are known."""
     with torch._C._DisableTorchDispatch():
-        row = torch.cat([one.reshape(-1) for one in found])
-    at = 0
-    for one in results:
-        with torch._C._DisableTorchDispatch():
-            part = row[at : at + one.numel()]
-        known_contents.write(one, part)
-        at += one.numel()
+        row, mask = (torch.cat([one.reshape(-1) for one in parts]) for parts in (found, masks))
+        at = 0
+        for one in results:
+            end = at + one.numel()
+            storage_contents.write(one, row[at:end], mask[at:end])
+            at = end

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map_only
 
-from triosim.tracer.device import known_contents
+from triosim.tracer.contents import storage_contents
 from triosim.tracer.device.dispatch_mode import MOST_MADE
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder
@@ -77,7 +77,7 @@ def rebuilt(
 
 def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return how a fake tensor is pickled."""
-    known = known_contents.of(tensor.detach())
+    known = storage_contents.of(tensor.detach())
     with torch._C._DisableTorchDispatch():
         contents = None if known is None else known.clone()
     parameter = isinstance(tensor, torch.nn.Parameter)
@@ -96,9 +96,9 @@ def _made(
 ) -> torch.Tensor:
     made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     if contents is not None:
-        known_contents.write(made, contents)
+        storage_contents.write(made, contents)
     else:
-        known_contents.forget(made)
+        storage_contents.forget(made)
     return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
 
 

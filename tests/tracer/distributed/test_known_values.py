@@ -12,6 +12,7 @@ from typing import Any  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch.distributed import _functional_collectives as functional  # noqa: E402
 
+from triosim.tracer.contents import storage_contents  # noqa: E402
 from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -95,3 +96,21 @@ def test_what_is_received_or_was_unknown_is_unknown(device: FakeDevice) -> None:
     dist.all_gather(gathered, torch.rand(2, device="cuda"))
     assert (received.tolist(), gathered[0].tolist()) == ([1, 1], [1, 1])
     assert len(device.notes) == 1
+
+
+@pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
+@pytest.mark.parametrize(
+    "call", [dist.all_reduce, lambda data: data.copy_(functional.all_reduce(data, "sum", dist.group.WORLD))]
+)
+def test_a_count_is_known_after_it_was_summed_beside_an_unknown_loss(call: Callable[[Any], Any]) -> None:
+    data = torch.stack([torch.rand((), device="cuda"), numbers(16)[0]])
+    call(data)
+    assert data[1].item() == 16 * WORLD
+    assert not storage_contents.is_known(data[0])
+
+
+@pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
+def test_an_unknown_loss_is_assumed_to_be_the_same_on_every_rank() -> None:
+    loss = torch.rand(2, device="cuda").sum()
+    dist.all_reduce(loss)
+    assert (loss / WORLD).item() == 1

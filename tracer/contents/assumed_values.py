@@ -1,19 +1,20 @@
 """The value that all elements of a fake tensor are assumed to have where a script reads it.
 
-Contents of small tensors are known by themselves (``triosim.tracer.device.known_contents``). Of larger ones the value is known
-where they are made of one known number (zeros, ones, comparisons of such, differences of positions); everything else is assumed
-to be 1. So a loss is not NaN, a gradient scaler finds no overflow, and a mask masks nothing.
+Contents of small tensors are known by themselves (``triosim.tracer.contents.storage_contents``). Of larger ones the value is
+known where they are made of one known number (zeros, ones, comparisons of such, differences of positions); everything else is
+assumed to be 1. So a loss is not NaN, a gradient scaler finds no overflow, and a mask masks nothing.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from triosim.tracer.device import consecutive_values, known_contents
+from triosim.tracer.contents import consecutive_values, storage_contents
+from triosim.tracer.contents.storage_contents import note, noted
 
 Value = float | int | bool
 _NAME = "_triosim_value"
@@ -30,11 +31,11 @@ def is_known(tensor: torch.Tensor) -> bool:
 
 def _found(tensor: torch.Tensor) -> tuple[Value, bool]:
     """Return the value, and whether it is known; that of a real tensor with one element is its own."""
-    contents = None if tensor.numel() != 1 else known_contents.of(tensor)
+    contents = None if tensor.numel() != 1 else storage_contents.of(tensor)
     if contents is not None:
         with torch._C._DisableTorchDispatch():
             return contents.item(), True
-    return getattr(tensor, _NAME, (1.0, False))
+    return noted(tensor, _NAME) or (1.0, False)
 
 
 def value(tensor: Any) -> Value:
@@ -47,44 +48,62 @@ def value(tensor: Any) -> Value:
     return float(number) if tensor.dtype.is_floating_point else int(number)
 
 
+def assume(tensor: torch.Tensor, number: Value) -> None:
+    """Assume a value of all elements of a fake tensor, until it is written to."""
+    if storage_contents.is_fake(tensor):
+        note(tensor, _NAME, (number, False))
+
+
 def most_in_a_row(tensor: torch.Tensor) -> int | None:
     """Return how often in a row a loop is told that an unknown truth is true; None for always.
 
     What waits for no element to be left then ends. That all elements are finite, for example, stays true.
     """
-    return _IN_A_ROW.get(getattr(tensor, _TRUTH, ""), _COMPARED_IN_A_ROW)
+    return _IN_A_ROW.get(noted(tensor, _TRUTH), _COMPARED_IN_A_ROW)
 
 
-def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> None:
-    """Note the value of a call's result, as far as its arguments tell. ``name`` is bare: ``add`` of ``aten::add_``."""
-    if name in _IN_A_ROW:
-        setattr(result, _TRUTH, name)
-    difference = consecutive_values.learn(name, arguments, result)
-    if difference is not None:
-        setattr(result, _NAME, (difference, True))
+def learn(name: str, arguments: tuple[Any, ...], result: Any, changed: Iterable[torch.Tensor] = ()) -> None:
+    """Note the value of a call's result, as far as its arguments tell, and forget those of tensors that it changed.
+
+    ``name`` is bare: ``add`` of ``aten::add_``.
+    """
+    found = None
+    alone = isinstance(result, torch.Tensor) and storage_contents.is_fake(result)
+    if alone:
+        first, difference = consecutive_values.learn(name, arguments, result)
+        found = _value_of(name, arguments) if difference is None else (difference, True)
+    for one in changed:
+        storage_contents.was_written(one)
+    if name in _LEFT:
+        position, left = _LEFT[name]
+        note(arguments[position], _NAME, (left, True))
+    if not alone:
         return
+    if name in _IN_A_ROW:
+        note(result, _TRUTH, name)
+    if first is not None:
+        note(result, consecutive_values.NAME, first)
+    if found is not None:
+        note(result, _NAME, found)
+
+
+def _value_of(name: str, arguments: tuple[Any, ...]) -> tuple[Value, bool] | None:
+    """Return the value of a call's result and whether it is known; None where no rule says it."""
     rule = _RULES.get(name)
     given = [one for one in arguments if isinstance(one, torch.Tensor)]
-    if rule is None or not (name in _ALWAYS or any(_has_value(one) for one in given)):
-        forget(result)  # changed in place, by an operator without a rule
-        return
+    if rule is None or not (name in _ALWAYS or any(map(_has_value, given))):
+        return None
     try:
         found = rule(*arguments)
     except (TypeError, ValueError, ArithmeticError, IndexError):
-        return
+        return None
     if name in _OVERWRITES:  # the first argument's old value does not matter
         given = given[1:]
-    setattr(result, _NAME, (found, all(is_known(one) for one in given)))
-
-
-def forget(tensor: torch.Tensor) -> None:
-    """Make a tensor's value unknown: something wrote to it."""
-    if hasattr(tensor, _NAME):
-        delattr(tensor, _NAME)
+    return found, all(map(is_known, given))
 
 
 def _has_value(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, _NAME) or not (tensor.dim() or hasattr(tensor, "fake_device"))
+    return noted(tensor, _NAME) is not None or not (tensor.dim() or storage_contents.is_fake(tensor))
 
 
 def _of_two(function: Callable[[Any, Any], Any]) -> Callable[..., Value]:
@@ -108,12 +127,17 @@ _OVERWRITES = frozenset(
 )
 _COMPARISONS = ("ne", "eq", "lt", "le", "gt", "ge")
 #: Operators whose rule applies to unknown values too.
-_ALWAYS = (_OVERWRITES - {"copy"}).union(_COMPARISONS, ("zeros", "ones", "full", "isnan", "isinf", "logical_not"))
+_ALWAYS = (_OVERWRITES - {"copy"}).union(
+    _COMPARISONS, ("zeros", "ones", "full", "isnan", "isinf", "logical_not", "_amp_update_scale")
+)
+#: The argument in which an operator leaves what is taken as known: a scaler's gradients are finite.
+_LEFT = {"_amp_foreach_non_finite_check_and_unscale": (1, 0.0)}
 _RULES: Mapping[str, Callable[..., Value]] = {
     **{name: _of_two(getattr(operator, name)) for name in (*_COMPARISONS, "add", "sub", "mul")},
     **dict.fromkeys(("clone", "detach", "view", "_to_copy", "any", "all", "max", "min", "alias", "expand"), _same),
     **dict.fromkeys(("_is_any_true", "_is_all_true"), _same),
     **dict.fromkeys(("squeeze", "unsqueeze", "select", "slice", "lift_fresh", "amax", "amin", "mean"), _same),
+    "_amp_update_scale": _same,
     "copy": lambda target, source, *_: value(source),
     "div": _of_two(operator.truediv),
     "abs": lambda one: abs(value(one)),

@@ -11,26 +11,23 @@ from typing import Any
 
 import torch
 
-_NAME = "_triosim_first_value"
+from triosim.tracer.contents.storage_contents import noted
+
+NAME = "_triosim_first_value"
 
 
-def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
-    """Note the first value of a result that counts up; return the value of all its elements where it is a known difference."""
-    if hasattr(result, _NAME):  # changed in place
-        delattr(result, _NAME)
+def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> tuple[int | None, int | None]:
+    """Return the first value of a result that counts up, and the value of all its elements where it is a known difference."""
     if name == "sub" and len(arguments) == 2:
         first, second = map(_first, arguments)
         if first is not None and second is not None:
-            return first - second if _last(arguments[0]) == _last(arguments[1]) else None
+            return None, first - second if _last(arguments[0]) == _last(arguments[1]) else None
     rule = _RULES.get(name)
-    start = rule(arguments, result) if rule is not None else None
-    if start is not None:
-        setattr(result, _NAME, start)
-    return None
+    return None if rule is None else rule(arguments, result), None
 
 
 def _first(tensor: Any) -> int | None:
-    return getattr(tensor, _NAME, None)
+    return noted(tensor, NAME) if isinstance(tensor, torch.Tensor) else None
 
 
 def _last(tensor: torch.Tensor) -> int:

@@ -1,0 +1,215 @@
+"""What is known of the contents of fake tensors, kept with their storages, so that all views of one agree.
+
+A storage of which something is known has a real one on the host beside it, and a mask of its known bytes unless all are. What
+is noted of a tensor (``note``) holds until its storage is written to, through whichever view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: Tensors of more elements have no known contents.
+MOST_ELEMENTS = 2**16
+_CONTENTS, _WRITES = "_triosim_contents", "_triosim_writes"
+
+
+@dataclass(slots=True)
+class _Contents:
+    """A real storage and, in a storage of the same size, 1 for each byte that is known; without one, all are."""
+
+    real: Any
+    known: Any = None
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a fake one, on the device or the host."""
+    return hasattr(tensor, "fake_device")
+
+
+def of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a real tensor on the host with a tensor's contents, in the same memory for all its views; None if any is unknown.
+
+    A real tensor on the host is itself.
+    """
+    if not is_fake(tensor):
+        return tensor if tensor.device.type == "cpu" else None
+    found = _contents(tensor)
+    return _real(tensor, found) if found is not None and _is_known(tensor, found) else None
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Whether all of a tensor's contents are known."""
+    if not is_fake(tensor):
+        return tensor.device.type == "cpu"
+    found = _contents(tensor)
+    return found is not None and _is_known(tensor, found)
+
+
+def known_part(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """Return real contents and a mask of the elements that are known (None: all); None where nothing is known."""
+    if not is_fake(tensor):
+        return (tensor, None) if tensor.device.type == "cpu" else None
+    found = _contents(tensor)
+    if found is None:
+        return None
+    if found.known is None:
+        return _real(tensor, found), None
+    with torch._C._DisableTorchDispatch():
+        mask = _mask(tensor, found).all(-1)
+        return None if not mask.any() else (_real(tensor, found), None if mask.all() else mask)
+
+
+def real_or_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's real contents as far as they are known; zeros, without memory of their own, where nothing is."""
+    found = _contents(tensor) if is_fake(tensor) else None
+    if found is not None:
+        return _real(tensor, found)
+    if tensor.device.type == "cpu" and not is_fake(tensor):
+        return tensor
+    with torch._C._DisableTorchDispatch():
+        return torch.zeros((), dtype=tensor.dtype).expand(tensor.size())
+
+
+def write(tensor: torch.Tensor, contents: torch.Tensor | None, mask: torch.Tensor | None = None) -> None:
+    """Write real contents, of which ``mask`` says what is known, into a tensor, real or fake; None makes it unknown.
+
+    Contents of another shape are taken in order. What is too large becomes unknown.
+    """
+    if contents is None:
+        forget(tensor)
+        return
+    with torch._C._DisableTorchDispatch():
+        contents = contents.reshape(tensor.size())
+        if not is_fake(tensor):
+            tensor.copy_(contents)
+            return
+        was_written(tensor)
+        set_contents(tensor, contents, None if mask is None else mask.reshape(tensor.size()))
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Make a tensor's contents, and what is noted of its storage, unknown; other parts of its contents stay known."""
+    if is_fake(tensor):
+        was_written(tensor)
+        drop_contents(tensor)
+
+
+def set_contents(tensor: torch.Tensor, contents: torch.Tensor, mask: torch.Tensor | None) -> None:
+    """Set the contents of a fake tensor, if it is small enough, and which of them are known."""
+    if make_room(tensor):
+        with torch._C._DisableTorchDispatch():
+            real_or_zeros(tensor).copy_(contents)
+        set_mask(tensor, mask)
+
+
+def drop_contents(tensor: torch.Tensor) -> None:
+    """Make the contents of a fake tensor unknown; other parts of its storage stay known."""
+    if _contents(tensor) is None or _is_whole(tensor):
+        drop_storage(tensor.untyped_storage())
+    else:
+        with torch._C._DisableTorchDispatch():
+            set_mask(tensor, torch.zeros((1,) * tensor.dim(), dtype=torch.bool))
+
+
+def drop_storage(storage: torch.UntypedStorage) -> None:
+    """Make all contents of a storage unknown."""
+    if hasattr(storage, _CONTENTS):
+        delattr(storage, _CONTENTS)
+
+
+def make_room(tensor: torch.Tensor) -> bool:
+    """Let the storage of a fake tensor have contents, none of which are known yet; return whether it is small enough."""
+    if _contents(tensor) is not None:
+        return True
+    storage = tensor.untyped_storage()
+    nbytes = storage.nbytes()
+    if nbytes > MOST_ELEMENTS * tensor.element_size():
+        return False
+    setattr(storage, _CONTENTS, _Contents(_bytes(nbytes), None if _is_whole(tensor) else _bytes(nbytes)))
+    return True
+
+
+def set_mask(tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+    """Say which elements of a tensor that has contents are known now: all without a mask."""
+    found = _contents(tensor)
+    if mask is None and (found.known is None or _is_whole(tensor)):
+        found.known = None
+        return
+    with torch._C._DisableTorchDispatch():
+        if found.known is None:
+            found.known = _bytes(found.real.nbytes(), 1)
+        _mask(tensor, found).copy_(torch.ones((), dtype=torch.bool) if mask is None else mask.unsqueeze(-1))
+        known = torch.empty((0,), dtype=torch.bool).set_(found.known)
+        if known.all():
+            found.known = None
+        elif not known.any():
+            drop_storage(tensor.untyped_storage())
+
+
+def note(tensor: torch.Tensor, name: str, value: object) -> None:
+    """Note something of a tensor, until its storage is written to."""
+    storage = tensor.untyped_storage()
+    writes = getattr(storage, _WRITES, None)
+    if writes is None:
+        setattr(storage, _WRITES, writes := 0)
+    setattr(tensor, name, (writes, value))
+
+
+def noted(tensor: torch.Tensor, name: str) -> Any:
+    """Return what is noted of a tensor by this name; None if nothing is."""
+    found = getattr(tensor, name, None)
+    if found is None or found[0] != getattr(tensor.untyped_storage(), _WRITES, None):
+        return None
+    return found[1]
+
+
+def was_written(tensor: torch.Tensor) -> None:
+    """Forget what is noted of all views of a tensor's storage: it is written to."""
+    storage = tensor.untyped_storage()
+    writes = getattr(storage, _WRITES, None)
+    if writes is not None:
+        setattr(storage, _WRITES, writes + 1)
+
+
+def _contents(tensor: torch.Tensor) -> Any:
+    """Return the contents of a tensor's storage; None if there are none, or the storage has changed its size."""
+    storage = tensor.untyped_storage()
+    found = getattr(storage, _CONTENTS, None)
+    return found if found is not None and found.real.nbytes() == storage.nbytes() else None
+
+
+def _is_known(tensor: torch.Tensor, found: _Contents) -> bool:
+    if found.known is None:
+        return True
+    with torch._C._DisableTorchDispatch():
+        return bool(_mask(tensor, found).all())
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is all of its storage."""
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() and tensor.is_contiguous()
+
+
+def _bytes(count: int, value: int = 0) -> Any:
+    with torch._C._DisableTorchDispatch():
+        return torch.full((count,), value, dtype=torch.bool).untyped_storage()
+
+
+def _real(tensor: torch.Tensor, found: _Contents) -> torch.Tensor:
+    """Return the real tensor that corresponds to a fake one."""
+    with torch._C._DisableTorchDispatch():
+        real = torch.empty((0,), dtype=tensor.dtype)
+        real.set_(found.real, tensor.storage_offset(), tensor.size(), tensor.stride())
+        if tensor.is_conj():
+            real = torch._conj(real)
+        return torch._neg_view(real) if tensor.is_neg() else real
+
+
+def _mask(tensor: torch.Tensor, found: _Contents) -> torch.Tensor:
+    """Return which bytes of a tensor are known, with the bytes of an element as the last dimension."""
+    size = tensor.element_size()
+    shape, strides = (*tensor.size(), size), (*[size * one for one in tensor.stride()], 1)
+    return torch.empty((0,), dtype=torch.bool).set_(found.known, size * tensor.storage_offset(), shape, strides)
