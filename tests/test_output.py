@@ -58,7 +58,7 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, path: str, said:
     assert str(tmp_path / path) in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["a" * 5000, "a\0b"])
+@pytest.mark.parametrize("path", ["a" * 5000, "a\0b", "-"])
 def test_a_path_that_no_file_can_have_is_an_error_in_one_line(path: str) -> None:
     with pytest.raises(OutputError):
         check_writable(path)

@@ -1,9 +1,13 @@
 """triosim predicts the time and the memory of deep-network training on many GPUs from a trace of one GPU.
 
-import triosim
+    import triosim
 
-result = triosim.simulate("trace.json", parallel="ddp", topology="dgx-h100")
-print(result)
+    result = triosim.simulate("trace.json", parallel="ddp", topology="dgx-h100")
+    print(result)
+
+simulate, compare and search answer with a Result, a Comparison and a SearchResult; rank_memory tells the memory of a rank.
+load_trace and save_trace read and write a Trace of Operators with Tensors, describe makes one of a model's name. A Topology is
+a network. What is wrong with an input raises TriosimError. Everything else in the package may change.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from triosim.comparison.strategies import Comparison as Comparison
     from triosim.comparison.strategies import compare as compare
     from triosim.configuration_search.answer.result import SearchResult as SearchResult
     from triosim.configuration_search.search import search as search
@@ -29,12 +34,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Operator", "Result", "SearchResult", "Tensor", "Topology", "Trace", "TriosimError", "compare", "describe", "load_trace",
-    "rank_memory", "save_trace", "search", "simulate",
+    "Comparison", "Operator", "Result", "SearchResult", "Tensor", "Topology", "Trace", "TriosimError", "compare", "describe",
+    "load_trace", "rank_memory", "save_trace", "search", "simulate",
 ]  # fmt: skip
 
 #: Where each public name is; imported when it is first asked for, so that ``import triosim`` costs nothing.
 _PLACES = {
+    "Comparison": "triosim.comparison.strategies:Comparison",
     "Operator": "triosim.trace:Operator",
     "Result": "triosim.results.result:Result",
     "SearchResult": "triosim.configuration_search.answer.result:SearchResult",

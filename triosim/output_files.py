@@ -25,6 +25,8 @@ def check_writable(path: PathLike) -> None:
     folder = target.parent
     if "\0" in str(path) or not str(path):
         raise OutputError("is not a path", where=repr(str(path)), fix="choose another")
+    if str(path) == "-":
+        raise OutputError("is no file", where="-", fix="name one, or /dev/stdout for standard output")
     try:
         if target.is_dir():
             raise OutputError("is a folder, not a file", where=str(path), fix="name a file in it")

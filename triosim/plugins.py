@@ -84,6 +84,8 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "text": "triosim.reports.terminal.result_tables:ResultText",
         "html": "triosim.reports.files.html:Html",
         "csv": "triosim.reports.files.csv_table:Csv",
+        "parquet": "triosim.reports.files.arrow_table:Parquet",
+        "arrow": "triosim.reports.files.arrow_table:Arrow",
         "timeline": "triosim.reports.files.timeline:Timeline",
         "kineto": "triosim.reports.kineto.report:Kineto",
         "plot": "triosim.reports.pictures.plot:Plot",

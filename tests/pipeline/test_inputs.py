@@ -106,7 +106,8 @@ def test_a_batch_that_an_option_changes_is_noted_and_a_described_model_has_no_tr
 
 
 def test_a_result_and_the_package_are_short_to_look_at() -> None:
-    assert repr(triosim.simulate(VGG)) == "<Result of vgg13, single on 1 A100-SXM-80GB: 170 ms a step>"
+    assert len(repr(triosim.simulate(VGG)).splitlines()) == 2
+    assert len(repr(triosim.load_trace(VGG))) < 100
     assert {*dir(triosim)} == {*triosim.__all__, "__version__"}
     assert triosim.simulate is import_module("triosim.simulation").simulate
 

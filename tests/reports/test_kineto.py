@@ -174,5 +174,7 @@ def test_profiles_of_another_run_are_not_mixed_in(tmp_path: Path, capsys: pytest
     assert [file.name for file in (tmp_path / "profiles").iterdir()] == ["rank-0.json.gz"]
     assert cli.run(command) == 2
     assert "holds profiles already; name another folder" in capsys.readouterr().err
+    assert cli.run([*command[:-1], ""]) == 2
+    assert "'': is no name of a folder; name a folder" in capsys.readouterr().err
     with pytest.raises(OutputError, match="is not a folder"):
         result().save_kineto(tmp_path / "profiles" / "rank-0.json.gz")

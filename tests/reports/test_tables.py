@@ -11,10 +11,10 @@ from hand_made_run import MS, result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triosim.reports.files.csv_table import HEADER
 from triosim.reports.terminal.comparison_table import merged
 from triosim.reports.terminal.result_tables import as_text
 from triosim.reports.terminal.tables import percent, shorten
+from triosim.results.figure_rows import COLUMNS
 from triosim.results.values import LayerShare, LayerTimes, LinkLoad, RankTimes, ResultData
 from triosim.units import format_ranks, format_rate, parse_ranks
 
@@ -111,7 +111,7 @@ def test_csv_has_a_row_for_every_figure(tmp_path: Path) -> None:
     made.to_csv(tmp_path / "result.csv")
     with (tmp_path / "result.csv").open(newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
-    assert tuple(header) == HEADER
+    assert tuple(header) == COLUMNS
     assert ["step", "", "step_time", "0.01", "s"] in rows
     figures = {(table, item, quantity): float(value) for table, item, quantity, value, _ in rows}
     assert len(figures) == len(rows), "no two rows say the same thing"

@@ -103,6 +103,22 @@ def test_inputs_say_what_is_needed_to_run_it_again() -> None:
     }
 
 
+def test_a_result_of_an_older_version_says_what_it_does_not_hold(tmp_path: Path) -> None:
+    values = json.loads(result().to_json())
+    for rank in values["ranks"]:
+        del rank["waiting_s"], rank["exposed_waiting_s"], rank["finished_s"]
+    (tmp_path / "old.json").write_text(json.dumps(values))
+    old = Result.load(tmp_path / "old.json")
+    assert old.step_time_s == result().step_time_s
+    assert "without the waiting of each rank" in old.notes[-1]
+
+
+def test_a_result_in_a_notebook_is_two_lines() -> None:
+    lines = repr(result()).splitlines()
+    assert lines[0] == "<Result of toy, ddp on 2 x NVIDIA H100, pair: 10.0 ms a step, 6,400 samples/s"
+    assert "compute 80.0%, exposed communication 20.0%, waiting for a partner 0.0%, idle 0.0%" in lines[1]
+
+
 @pytest.mark.parametrize("name", ["result.json", "result.json.gz"])
 def test_a_result_that_is_saved_and_loaded_is_the_same(tmp_path: Path, name: str) -> None:
     saved = result()

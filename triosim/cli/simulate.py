@@ -29,6 +29,8 @@ recorded = LaterModule("reports.page.recorded")
 #: The reports that have an option of their own, by that option.
 _REPORTS = {
     "csv": "csv",
+    "parquet": "parquet",
+    "arrow": "arrow",
     "timeline": "timeline",
     "kineto": "kineto",
     "plot": "plot",
@@ -43,6 +45,8 @@ OPTIONS = (
     o.SAVE_CONFIG,
     Option("output", metavar="FILE", panel=OUTPUT, short="-o", help="Write the whole result as JSON, by layer and rank too."),
     Option("csv", metavar="FILE", panel=OUTPUT, help="Write every figure as a row of a CSV file."),
+    Option("parquet", metavar="FILE", panel=OUTPUT, help="The same rows as a Parquet file."),
+    Option("arrow", metavar="FILE", panel=OUTPUT, help="The same rows as an Arrow file (Feather)."),
     Option("timeline", metavar="FILE", panel=OUTPUT, help=
         "A timeline for ui.perfetto.dev or chrome://tracing (.json or .json.gz)."),
     Option("kineto", metavar="FOLDER", panel=OUTPUT, help=

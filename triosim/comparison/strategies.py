@@ -77,7 +77,7 @@ class StrategyResult:
         return self.result.throughput_samples_per_s * (self.result.step_time_s / drawn.p50_s if drawn else 1.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Reportable):
     """The results of all strategies, the fastest first, and those that cannot run at the end; ``trace`` is their subject."""
 
@@ -103,6 +103,12 @@ class Comparison(Reportable):
     def plot(self, path: PathLike) -> None:
         """Draw the strategies' step times and speeds as bars."""
         self.write("comparison-plot", path)
+
+    def __repr__(self) -> str:
+        ran = [run for run in self.runs if run.result is not None]
+        return (
+            f"<Comparison of {self.title}: {len(ran)} strategies, {ran[0].label} the fastest; print it for the table>"
+        )
 
 
 def strategies(gpus: int) -> Iterator[Strategy]:

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 from triosim.errors import OptionError, TriosimError
 from triosim.networks.extensions import LinkRecorder
 from triosim.output_files import PathLike, writing_text
+from triosim.results.figure_rows import COLUMNS as FIGURE_COLUMNS
+from triosim.results.figure_rows import figure_rows
 from triosim.results.link_loads import edges, loads
 from triosim.results.loading import read_result
 from triosim.results.report import Reportable
 from triosim.results.values import (
     ROWS,
+    STEP_PARTS,
     AxisTraffic,
     CollectiveTimes,
     Draws,
@@ -33,8 +36,9 @@ from triosim.results.values import (
     RankTimes,
     ResultData,
     WhatIf,
+    mean_of_ranks,
 )
-from triosim.units import format_time, parse_ranks
+from triosim.units import format_rate, format_time, parse_ranks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,6 +104,11 @@ class Result(Reportable):
         return self.data.inputs
 
     # ---- pandas -------------------------------------------------------------------------------------------------
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return every figure as a row with the columns table, item, quantity, value and unit, as in ``to_csv``."""
+        frame: pd.DataFrame = load_pandas().DataFrame(figure_rows(self.data), columns=list(FIGURE_COLUMNS))
+        return frame
 
     @property
     def ranks(self) -> pd.DataFrame:
@@ -206,6 +215,14 @@ class Result(Reportable):
         """Write every figure as a row ``table,item,quantity,value,unit``."""
         self.write("csv", path)
 
+    def to_parquet(self, path: PathLike) -> None:
+        """Write the rows of ``to_csv`` as a Parquet file."""
+        self.write("parquet", path)
+
+    def to_arrow(self, path: PathLike) -> None:
+        """Write the rows of ``to_csv`` as an Arrow file."""
+        self.write("arrow", path)
+
     def save_timeline(self, path: PathLike) -> None:
         """Write the run for Perfetto or chrome://tracing (compressed where the name ends in ``.gz``)."""
         self.write("timeline", path)
@@ -254,7 +271,14 @@ class Result(Reportable):
         return f"{trace.get('model', 'model')}, {self.inputs.get('parallel', 'simulated')} on {gpus}{where}"
 
     def __repr__(self) -> str:
-        return f"<Result of {self.title}: {format_time(self.step_time_s)} a step>"
+        mean = mean_of_ranks(self.data.ranks, 0)
+        whole = sum(part(mean) for part in STEP_PARTS.values()) or 1.0
+        parts = ", ".join(f"{name} {part(mean) / whole:.1%}" for name, part in STEP_PARTS.items())
+        rate = format_rate(self.throughput_samples_per_s)
+        return (
+            f"<Result of {self.title}: {format_time(self.step_time_s)} a step, {rate} samples/s\n"
+            f" {parts}; print it for all tables>"
+        )
 
 
 def _columns(kind: type) -> list[str]:

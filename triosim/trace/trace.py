@@ -229,6 +229,9 @@ class Trace:
     marks: tuple[Mark, ...] = ()
     storages: tuple[Storage, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Trace of {self.model}: {len(self.operators):,} operators on {self.gpu}, times {self.times}>"
+
     def __hash__(self) -> int:
         """Return the hash of what is short: traces are keys of what is kept, and equal ones are mostly one object."""
         return hash((self.model, self.gpu, self.batch_size, self.times, self.source, len(self.operators)))

@@ -36,6 +36,8 @@ class Kineto(Report):
     def check(cls, path: PathLike) -> None:
         """Raise ``OutputError`` where no folder can be, or where profiles of another run are."""
         folder = Path(path)
+        if not str(path):
+            raise OutputError("is no name of a folder", where="''", fix="name a folder for the profiles")
         if folder.exists() and not folder.is_dir():
             raise OutputError("is not a folder", where=str(path), fix="name a folder for the profiles")
         if folder.is_dir() and any(folder.glob("rank-*.json.gz")):
