@@ -9,6 +9,7 @@ from itertools import chain, product, takewhile
 
 from triosim import gpus as catalogue
 from triosim.compute.compute_model import ComputeModel
+from triosim.compute.pricing.gradient_accumulation import AddedGradient, with_added_gradients
 from triosim.config import Option, RunConfig, takes_text
 from triosim.config.stacks import STACKS
 from triosim.errors import OptionError, PluginError, TraceError
@@ -199,7 +200,7 @@ class _Composition:
         before, after = parallelisms.at("operators"), [*hooks, *parallelisms.at("schedule")]
         self._transforms = [
             *map(self._transform, before),
-            lambda program: recomputed(program, config.recompute),
+            lambda program: _with_added_gradients(recomputed(program, config.recompute)),
             *map(self._transform, after),
         ]
         random = [part is not None and part.is_random for part in (*before, None, *after)]
@@ -259,6 +260,17 @@ class _Composition:
             return after
 
         return transform
+
+
+def _with_added_gradients(program: Program) -> Program:
+    """Return the program whose kernels add gradients to those of other micro-batches, where its software stack's do so."""
+    if program.stack is None or not program.stack.fused_accumulation or not program.training:
+        return program
+    added = [
+        AddedGradient(gradient.ready, float(gradient.parameter.nbytes), gradient.nbytes)
+        for gradient in chain.from_iterable(stage.gradients(program.gradient_dtype) for stage in program.stages)
+    ]
+    return program.with_operators(with_added_gradients(program.operators, added, program.model, program.gpu))
 
 
 def _applied(transforms: list[Transform], program: Program) -> Program:

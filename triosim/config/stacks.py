@@ -34,6 +34,8 @@ class Stack:
     tensor_parallelism: whose it is: "dtensor" is PyTorch's, "megatron" Megatron-LM's.
     async_allreduce: whether tensor parallelism reduces the gradient of an input beside the product for the weight's gradient,
         as Megatron-LM does since the end of 2021.
+    fused_accumulation: whether products for gradients of weights add them to those of other micro-batches
+        (``triosim.compute.pricing.gradient_accumulation``).
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
     call_seconds: the same of a communication.
     run_ahead: how many operators the host is ahead of its GPU at most, and then it waits for communication that its GPU waits
@@ -51,6 +53,7 @@ class Stack:
     launch_seconds: float
     call_seconds: float
     source: str
+    fused_accumulation: bool = False
     run_ahead: int | None = None
     async_allreduce: bool = True
 
