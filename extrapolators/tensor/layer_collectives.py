@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from triosim.extrapolators.core.program import Await, Communicate, TransferKey
+from triosim.extrapolators.tensor.dtensor import SequenceCopies
 from triosim.extrapolators.tensor.insertions import Insertions
 from triosim.extrapolators.tensor.latent_attention import HeadExpansion
 from triosim.extrapolators.tensor.layer_gradients import LayerGradients
@@ -27,7 +28,8 @@ class LayerCollectives:
     """Inserts collectives along a mesh axis into a program.
 
     ``joint_inputs`` are groups of column-parallel layers that read the same input. Its gradient is reduced beside the product
-    for their weights' gradients where ``reduces_beside`` says so, and after it where not.
+    for their weights' gradients where ``reduces_beside`` says so, and after it where not. ``copies`` are those that ``DTensor``
+    makes, which gathers an input once; without them it is gathered again in the backward pass, as Megatron-LM does.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class LayerCollectives:
         *,
         by_sequence: bool,
         reduces_beside: bool,
+        copies: SequenceCopies | None = None,
     ) -> None:
         self.joint_inputs: list[list[WeightLayer]] = []
         self._flow = flow
@@ -47,6 +50,7 @@ class LayerCollectives:
         self._axis = axis
         self._by_sequence = by_sequence
         self._reduces_beside = reduces_beside
+        self._copies = copies if by_sequence else None
         self._reduction: CollectiveKind = "reduce_scatter" if by_sequence else "all_reduce"
         self._partial: set[int] = set()  # storages of replicated parameters whose gradients are reduced
         self._unreduced: set[int] = set()  # storages of gradients that are summed in full before they are reduced
@@ -65,12 +69,14 @@ class LayerCollectives:
 
     def reduce_output(self, layer: WeightLayer) -> None:
         """Reduce a row-parallel layer's output; with sequence parallelism also gather its gradient in the backward pass."""
-        nbytes = layer.output.nbytes
-        self._after(layer.operator, self._reduction, nbytes)
+        output = layer.output
+        self._copy_before_scatter(output, layer.operator)
+        self._after(layer.operator, self._reduction, output.nbytes)
         backward = self._gradients.operators([layer]) if self._by_sequence else []
         if backward:
             first = next((operator for operator in backward if not is_free(operator)), backward[0])
-            self._inserted.before(first, Communicate("all_gather", float(nbytes), self._axis))
+            self._inserted.before(first, Communicate("all_gather", float(output.nbytes), self._axis))
+            self._copy_after_gather(next((t for t in first.inputs if t.nbytes == output.nbytes), None), first)
 
     def reduce_loss(self, loss: Operator, tokens: int) -> None:
         """All-reduce around a loss whose classes are sharded, as Megatron-LM's ``vocab_parallel_cross_entropy`` does.
@@ -100,6 +106,7 @@ class LayerCollectives:
         early = backward[: backward.index(last)]
         self._unreduced |= {t.storage for op in early for t in op.outputs if t.parameter is None}
         if not self._reduces_beside:
+            self._copy_before_scatter(next(iter(self._gradients.of_input(last)), None), backward[-1])
             self._after(backward[-1], self._reduction, layers[0].input_gradient_bytes)
             return
         if self._gradients.may_compute_weights(last):
@@ -113,12 +120,15 @@ class LayerCollectives:
             self._inserted.before(reader, Await(key))
 
     def gather_input(self, layers: Sequence[WeightLayer]) -> None:
-        """All-gather an input that layers share: in the forward pass, and again for the gradients of their weights."""
+        """All-gather an input that layers share; without ``copies`` once more, for the gradients of their weights."""
         shared = layers[0].input
         assert shared is not None
         first = min((layer.operator for layer in layers), key=self._flow.forward.index)
         gather = Communicate("all_gather", float(shared.nbytes), self._axis, operator=first.id)
         self._inserted.before(first, gather)
+        self._copy_after_gather(shared, first)
+        if self._copies is not None:
+            return
         backward = [operator for operator in self._gradients.operators(layers) if not is_free(operator)]
         users = [operator for operator in backward if self._gradients.may_compute_weights(operator)]
         if not users:
@@ -160,6 +170,16 @@ class LayerCollectives:
     def sums_unreduced_gradients(self, operator: Operator) -> bool:
         """Whether an operator adds up the gradients of several layers' input before the sum is reduced over the ranks."""
         return operator.forward is None and any(t.storage in self._unreduced for t in operator.inputs)
+
+    def _copy_after_gather(self, tensor: Tensor | None, reader: Operator) -> None:
+        if self._copies is not None and tensor is not None:
+            for copy in self._copies.after_gather(tensor, reader):
+                self._inserted.before(reader, copy)
+
+    def _copy_before_scatter(self, tensor: Tensor | None, last: Operator) -> None:
+        if self._copies is not None and tensor is not None:
+            for copy in self._copies.before_scatter(tensor, last):
+                self._inserted.after(last, copy)
 
     def _after(self, operator: Operator, kind: CollectiveKind, nbytes: float, key: TransferKey | None = None) -> None:
         self._inserted.after(operator, Communicate(kind, float(nbytes), self._axis, key))

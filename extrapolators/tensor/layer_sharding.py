@@ -11,7 +11,7 @@ from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication
 from triosim.extrapolators.tensor import notes
 from triosim.extrapolators.tensor.added_operators import AddedOperators
-from triosim.extrapolators.tensor.dtensor_loss import with_step_of_loss
+from triosim.extrapolators.tensor.dtensor import SequenceCopies, with_step_of_loss
 from triosim.extrapolators.tensor.insertions import Insertions
 from triosim.extrapolators.tensor.layer_collectives import LayerCollectives
 from triosim.extrapolators.tensor.layer_gradients import LayerGradients
@@ -46,6 +46,7 @@ class LayerSharding:
         *,
         by_sequence: bool = False,
         reduces_beside: bool = True,
+        in_rings: bool = False,
     ) -> None:
         self._before = program = repeats.short
         self._repeats = repeats
@@ -67,7 +68,10 @@ class LayerSharding:
         self._inserted = Insertions(max(self._flow.by_id) + 1, gradients.of_weights)
         self._is_dtensor = program.stack is not None and program.stack.tensor_parallelism == "dtensor"
         self._collectives = LayerCollectives(
-            *(self._flow, gradients, self._inserted, axis), by_sequence=by_sequence, reduces_beside=reduces_beside
+            *(self._flow, gradients, self._inserted, axis),
+            by_sequence=by_sequence,
+            reduces_beside=reduces_beside,
+            copies=SequenceCopies(self._added, program.batch_size, in_rings=in_rings) if self._is_dtensor else None,
         )
         self._region: SequenceRegion | None = None
         self._reduced_at_end: set[int] = set()  # storages of parameters whose gradients are reduced when the step ends

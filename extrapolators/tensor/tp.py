@@ -12,8 +12,9 @@ one number a token). Layers that are in no pair are sharded in the style "gather
 
 With sequence parallelism (Korthikanti et al. 2022, section 4.2.2) a rank has a share of the sequence between the pairs: each
 all-reduce becomes a reduce-scatter, and an all-gather ahead of the next pair. The backward pass gathers the gradient of a
-pair's output, and once more the pair's input for the gradients of weights, while the input's gradient is computed. Layers
-that are in no pair work on a share of the sequence.
+pair's output, and once more the pair's input for the gradients of weights, while the input's gradient is computed; PyTorch's
+``DTensor``, the tp of the stacks "eager" and "compiled", keeps the input instead (``triosim.extrapolators.tensor.dtensor``).
+Layers that are in no pair work on a share of the sequence.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class TensorParallel(Extrapolator):
             *(repeats, self.axis, self.size),
             by_sequence=self.config.sequence_parallel,
             reduces_beside=self._reduces_beside(program),
+            in_rings=self._rings,
         )
         in_pairs = self._in_pairs(program)
         if in_pairs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from triosim.errors import DoesNotFitError, OptionError
 from triosim.memory import MemoryReport, analyse
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
 from triosim.memory.world_memory import WorldMemory
-from triosim.models import GPT
+from triosim.models import GPT, Llama
 from triosim.trace import Trace
 
 TRACES = Path(__file__).parents[2] / "examples" / "traces"
@@ -235,6 +236,18 @@ def test_a_table_s_gradient_that_is_computed_whole_takes_the_whole_table() -> No
     assert largest(whole) == WORDS * WIDTH * 2
     assert largest(share) < largest(whole)
     assert most(whole, "parameter") == most(share, "parameter")
+
+
+def test_dtensor_keeps_the_gathered_input_of_a_layer_and_megatron_gathers_it_again() -> None:
+    model, stream = Llama(layers=1, hidden=64, heads=4, feed_forward=96, vocab=256, sequence=16), 4 * 16 * 64 * 2
+
+    def gathered(stack: str) -> Counter[str]:
+        trace = triosim.describe(model, batch=4, dtype="bf16", stack=stack, optimizer="none")
+        found = triosim.rank_memory(trace, "tp=2", sequence_parallel=True).report(workspace=False).usage.lifetimes.items
+        return Counter(one.category for one in found if one.layer == "lm_head" and one.nbytes == stream)
+
+    assert gathered("eager")["activation"] == 1
+    assert gathered("megatron") == {"communication": 2, "temporary": 1}  # forward, backward, and the input's gradient
 
 
 def test_a_ring_has_a_neighbour_s_keys_and_values_beside_its_own() -> None:

@@ -33,7 +33,7 @@ class Stack:
         ``triosim.models.operators.float8`` tells apart.
     tensor_parallelism: whose it is: "dtensor" is PyTorch's, "megatron" Megatron-LM's.
     async_allreduce: whether tensor parallelism reduces the gradient of an input beside the product for the weight's gradient,
-        as Megatron-LM does since the end of 2021.
+        as Megatron-LM does since the end of 2021; DTensor waits for both products.
     fused_accumulation: whether products for gradients of weights add them to those of other micro-batches
         (``triosim.compute.pricing.gradient_accumulation``).
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.

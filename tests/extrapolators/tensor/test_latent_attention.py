@@ -13,6 +13,7 @@ from traces import collectives_of, draw, operators_of, planned
 from triosim import describe
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.models.architectures.deepseek import DeepSeek
+from triosim.trace import Trace
 from triosim.trace.formats.native import trace_json as json_format
 
 #: One layer, without experts. 2 samples of 32 tokens; latent vectors of 48 and 32 numbers, 16 turn with the position.
@@ -23,10 +24,11 @@ SIZES: dict[str, Any] = {
     **{"expert_width": 64, "experts": 8, "experts_per_token": 2, "groups": 2, "shared_experts": 2},
 }
 TRACE = describe(DeepSeek(dense_layers=1, **SIZES), batch=2, dtype="float32", optimizer="none")
+MEGATRON = describe(DeepSeek(dense_layers=1, **SIZES), batch=2, dtype="float32", stack="megatron")
 
 
-def plan(ranks: int = 2, **options: Any) -> ParallelPlan:
-    return planned(TRACE, "tp", ranks, tp_style="megatron", **options)
+def plan(ranks: int = 2, trace: Trace = TRACE, **options: Any) -> ParallelPlan:
+    return planned(trace, "tp", ranks, tp_style="megatron", **options)
 
 
 def sent(made: ParallelPlan) -> Counter[tuple[str, float]]:
@@ -63,8 +65,14 @@ def test_the_gradients_of_latent_vectors_and_of_what_turns_are_added_up() -> Non
 
 def test_by_sequence_the_short_vectors_are_gathered_and_not_the_long_ones() -> None:
     found = sent(plan(sequence_parallel=True))
-    for size, again in ((QUERY, 1), (LATENT, 1), (TURNED, 0)):  # for weights' gradients, inputs are gathered again
-        assert found["all_gather", size] == 1 + again
+    again = sent(plan(trace=MEGATRON, sequence_parallel=True))
+    for size, weights in (
+        (QUERY, 1),
+        (LATENT, 1),
+        (TURNED, 0),
+    ):  # Megatron-LM gathers inputs again for weights' gradients
+        assert found["all_gather", size] == 1
+        assert again["all_gather", size] == 1 + weights
         assert found["reduce_scatter", size] == 1
     assert found["reduce_scatter", HIDDEN] == 3 + 2
     assert products(plan(sequence_parallel=True), "q_a_proj") == [(HIDDEN, QUERY)]

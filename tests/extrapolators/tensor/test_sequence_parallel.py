@@ -10,10 +10,12 @@ import pytest
 import traces
 from traces import collectives_of, draw, operators_of, planned
 
-from triosim import simulate
+from triosim import describe, simulate
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.plan import ParallelPlan
+from triosim.models import Llama
 from triosim.tasks import AllGather, AllReduce, Batch, Compute, ReduceScatter, Send, Task, Wait
+from triosim.trace import Trace
 
 STREAM = 2 * 8 * 16 * 4  # bytes of the residual stream
 NORM = 16 * 4
@@ -238,3 +240,33 @@ def test_a_step_runs_and_says_where_the_option_does_nothing() -> None:
     assert shared.to_dict()["step_time_s"] < plain.to_dict()["step_time_s"]
     alone = simulate(traces.transformer(), "dp=2", sequence_parallel=True, topology="dgx-a100")
     assert any("--sequence-parallel has no effect without tp" in note for note in alone.notes)
+
+
+def described(stack: Any, batch: int = 4) -> Trace:
+    """Two layers of a Llama on samples of 16 tokens."""
+    model = Llama(layers=2, hidden=64, heads=4, kv_heads=4, feed_forward=96, vocab=256, sequence=16)
+    return describe(model, batch=batch, dtype="bf16", stack=stack, optimizer="none")
+
+
+def stream_copies(trace: Trace, **options: Any) -> Counter[str]:
+    """The copies of all tokens' features that a rank makes, by phase; attention's own are of a head's."""
+    found = operators_of(draw(by_sequence(trace, **options).tasks(0)))
+    return Counter(
+        o.phase for o in found if o.name == "aten::clone" and o.inputs[0].numel == trace.batch_size * 16 * 64
+    )
+
+
+def test_dtensor_gathers_an_input_once_and_megatron_again_for_the_gradients_of_weights() -> None:
+    stream = 4 * 16 * 64 * 2
+    kept, again = (Counter(collectives_of(draw(by_sequence(described(s)).tasks(0)))) for s in ("eager", "megatron"))
+    inputs = 2 * 2 + 1  # of attention and the feed-forward network of each layer, and of the output layer
+    assert again["all_gather", stream] == kept["all_gather", stream] + inputs
+    assert again["reduce_scatter", stream] == kept["reduce_scatter", stream] == 2 * inputs
+
+
+def test_dtensor_copies_what_it_gathers_and_scatters_along_the_sequence() -> None:
+    """A gather ahead of five inputs, and a scatter of four outputs and the embedding's; their gradients backward."""
+    assert stream_copies(described("eager")) == {"forward": 5 + 5, "backward": 5 + 5}
+    assert stream_copies(described("eager", batch=1)) == {"forward": 5, "backward": 5}  # a gathered sample is in order
+    assert not stream_copies(described("megatron"))
+    assert not stream_copies(described("eager"), options={"overlap": "ring"})

@@ -3,8 +3,8 @@
 A tensor lives from the operator that makes it to the last one that reads it, or, where a capture recorded its storage, until
 that was freed. Where an operator reads more bytes of a tensor than its maker wrote, the rest was gathered from other ranks,
 and where it reads fewer, the tensor was scattered: each is memory of its own. What tensor parallelism gathers in the forward
-pass and again in the backward pass is freed in between. Parameters, buffers, optimizer states and inputs persist, and are not
-followed here.
+pass and again in the backward pass is freed in between; what it gathers once is kept. Parameters, buffers, optimizer states
+and inputs persist, and are not followed here.
 """
 
 from __future__ import annotations
@@ -199,7 +199,6 @@ class _TensorMemory:
     generation: int
     nbytes: int
     lifetimes: dict[int, MicroBatchLifetime]
-    gathered: dict[int, tuple[MicroBatchLifetime, str]] = field(default_factory=dict)
 
 
 class MicroBatchLiveness:
@@ -221,6 +220,8 @@ class MicroBatchLiveness:
         self._current: dict[int, MicroBatchLifetime] = {}
         self._generations: dict[int, int] = {}
         self._seen: dict[int, _TensorMemory] = {}
+        # What was gathered, and in which pass, by storage, generation and bytes.
+        self._whole: dict[tuple[int, int, int], tuple[MicroBatchLifetime, str]] = {}
         self._scattered: dict[tuple[MicroBatchLifetime, float], MicroBatchLifetime] = {}
         self._rotating: dict[TransferKey | None, MicroBatchLifetime] = {}  # buffers that are being received, by key
         self._pass = ""
@@ -249,7 +250,8 @@ class MicroBatchLiveness:
                 elif isinstance(item, Communicate) and item.kind == "all_to_all":
                     arriving = item if item.nbytes else None
                 elif isinstance(item, Communicate) and item.kind in ("all_gather", "rotate"):
-                    self._gathered.add(item.nbytes)
+                    if item.operator is not None or item.key is not None:  # an input; others are gradients
+                        self._gathered.add(item.nbytes)
                     if item.kind == "rotate":
                         self._rotating[item.key] = self._buffer(item.nbytes, block.layer)
                 elif isinstance(item, Await) and item.key in self._rotating:
@@ -348,11 +350,12 @@ class MicroBatchLiveness:
             seen.lifetimes[tensor.nbytes] = lifetime
             return lifetime
         base.last = max(base.last, position)
-        found = seen.gathered.get(tensor.nbytes)
+        what = tensor.storage, seen.generation, tensor.nbytes
+        found = self._whole.get(what)
         if found is None or (found[1] != self._pass and tensor.nbytes in self._gathered):
             lifetime = self._new(tensor, float(tensor.nbytes), operator, position)
             lifetime.gathered = True
-            found = seen.gathered[tensor.nbytes] = lifetime, self._pass
+            found = self._whole[what] = lifetime, self._pass
         return found[0]
 
     def _capture(self, operator: Operator, position: int) -> None:
