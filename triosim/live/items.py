@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triosim.trace import Communication, Mark, Operator, Trace
+from triosim.trace.formats.pytorch.kineto_file import ProfiledRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,31 @@ class EventDone:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileBegins:
+    """The script's profiler starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeBegins:
+    """The script begins a range that it names, while its profiler runs."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RangeEnds:
+    """The innermost range of the script ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileEnds:
+    """A question: what ran while the script's profiler did? The answer is True, and that the file holds the profile."""
+
+    file: str
+    owner: ProfiledRank
+
+
+@dataclass(frozen=True, slots=True)
 class At:
     """The line that the script is at, as it is asked for when nothing was heard of it for long."""
 
@@ -130,7 +156,9 @@ class Ended:
     status: int
 
 
-Question = ReadClock | ElapsedTime | EventDone
+Question = ReadClock | ElapsedTime | EventDone | ProfileEnds
+#: What a script's profiler does beside asking.
+ProfilerAction = ProfileBegins | RangeBegins | RangeEnds
 #: What the host of a rank does beside launching.
-HostAction = HostWork | StepOver | Said | Posted | Awaited | Question | TimedEvent | Ended
+HostAction = HostWork | StepOver | Said | Posted | Awaited | ProfilerAction | Question | TimedEvent | Ended
 Item = int | NewOperator | Communicated | Mark | Groups | At | KeptTraces | HostAction

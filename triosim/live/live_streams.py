@@ -14,6 +14,7 @@ from typing import Any
 from triosim.extrapolators.captured.command_tasks import TAGS_OF_A_FAMILY, collective_task, exchange_task, wait_task
 from triosim.extrapolators.captured.commands import CommandWait, GroupCollective, PointToPoint
 from triosim.live.items import Awaited, Ended, HostWork, Question, Said
+from triosim.live.profiles import Profiles
 from triosim.live.rank_hosts import Guest, Mail, RankHost, answer_name
 from triosim.live.running_rank import Issued, RunningRank
 from triosim.tasks import Communicator, Handle, Host, Record, Synchronize, Task, TaskStream
@@ -87,10 +88,11 @@ class LiveStreams:
         host = self._hosts.get(rank)
         handles: dict[int, Handle] = {}
         timed: dict[int, Handle] = {} if host is None else host.timed
+        profiles = Profiles() if host is None else host.profiles
         position = 0
         for issued in _issued(source, queue):
             for guest in self._guests[rank]:
-                yield from guest.come_to(position, timed)
+                yield from guest.come_to(position, timed, profiles)
             position = issued.position
             if issued.number < 0:
                 yield from self._followed(source, issued) if host is None else host.act(issued)
@@ -101,12 +103,13 @@ class LiveStreams:
             answer = yield task
             if isinstance(answer, Handle):
                 handles[issued.number] = answer
+                profiles.add(answer)
                 if isinstance(task, Record):
                     timed[issued.position] = answer
             if len(handles) > _KEPT_HANDLES:
                 handles = {number: one for number, one in handles.items() if not one.done}
         for guest in self._guests[rank]:
-            yield from guest.come_to(math.inf, timed)
+            yield from guest.come_to(math.inf, timed, profiles)
 
     def _followed(self, source: RunningRank, issued: Issued) -> TaskStream:
         """Do on the host of a rank that follows another what concerns it too.

@@ -11,12 +11,17 @@ from triosim.live.items import (
     EventDone,
     HostWork,
     Posted,
+    ProfileBegins,
+    ProfileEnds,
+    ProfilerAction,
     Question,
+    RangeBegins,
     ReadClock,
     Said,
     StepOver,
     TimedEvent,
 )
+from triosim.live.profiles import Profiles
 from triosim.live.running_rank import Issued, RunningRank
 from triosim.tasks import Handle, Host, Iteration, Poll, Synchronize, TaskStream
 
@@ -78,6 +83,7 @@ class RankHost:
         self._step_ended = step_ended
         self._steps = 0
         self.timed: dict[int, Handle] = {}  # by position
+        self.profiles = Profiles()
 
     def act(self, issued: Issued) -> TaskStream:
         """Do what the host does, when the host's time has come."""
@@ -92,7 +98,9 @@ class RankHost:
             yield Synchronize((self.message(action),))
         else:
             now = (yield Poll()).now
-            if isinstance(action, Question):
+            if isinstance(action, ProfilerAction):
+                self._profile(action, now)
+            elif isinstance(action, Question):
                 self.source.answer(self._answer_to(action, now))
                 self._mail.post(answer_name(self.source, issued))
             elif isinstance(action, Said):
@@ -104,8 +112,18 @@ class RankHost:
                 if action.status:
                     raise ScriptFailed(self.source.rank, action.status)
 
+    def _profile(self, action: ProfilerAction, now: float) -> None:
+        rank = self.source.rank
+        if isinstance(action, ProfileBegins):
+            self.profiles.begin(rank)
+        elif isinstance(action, RangeBegins):
+            self.profiles.range_begins(rank, action.name, now)
+        else:
+            self.profiles.range_ends(rank, now)
+
     def _end_step(self) -> TaskStream:
         index, handle = self._steps, (yield Iteration())
+        self.profiles.add(handle)
         self._steps += 1
         if self._step_ended is None:
             return
@@ -118,6 +136,9 @@ class RankHost:
     def _answer_to(self, asked: Question, now: float) -> float | bool | None:
         if isinstance(asked, ReadClock):
             return now
+        if isinstance(asked, ProfileEnds):
+            self.profiles.end(self.source.rank, asked, now)
+            return True
         if isinstance(asked, EventDone):
             return self._time_of(asked.number) is not None
         first, second = self._time_of(asked.first), self._time_of(asked.second)
@@ -146,12 +167,14 @@ class Guest:
         self._own, self._models = source.trail(), model.trail()
         self._awaited: Handle | None = None  # a message that the script waits for
 
-    def come_to(self, position: float, timed: dict[int, Handle]) -> TaskStream:
+    def come_to(self, position: float, timed: dict[int, Handle], profiles: Profiles) -> TaskStream:
         """Let the script come to a position, and answer what it asks up to there; ``timed`` are the timed events by position.
+
+        ``profiles`` are those of the simulated rank.
 
         Raises ``SimulationError`` where it launched something else than its model.
         """
-        self._host.timed = timed
+        self._host.timed, self._host.profiles = timed, profiles
         while self._queue or not self._is_past(position):
             if not self._queue:
                 self._source.pull()

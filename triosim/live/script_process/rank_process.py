@@ -24,9 +24,10 @@ from torch.utils.data import dataloader
 from triosim.errors import CaptureError, TriosimError
 from triosim.live.items import At, Awaited, KeptTraces, Posted, Said
 from triosim.live.job import INTERRUPTED, LiveJob
-from triosim.live.script_process import clock
+from triosim.live.script_process import clock, profiler
 from triosim.live.script_process.task_feed import TaskFeed
 from triosim.trace import Trace
+from triosim.trace.formats.pytorch.kineto_file import ProfiledRank
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.patches import Patch, Patches
@@ -118,6 +119,7 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
             device.recorder.listener, feed.groups = feed, device.groups
             with Patches() as patches, steps.counted():
                 clock.install(patches, feed, job.start_time)
+                profiler.install(patches, feed, _profiled(device, messages.rank), messages.folder)
                 patches.make([_loader(feed, job.loader_seconds)])
                 try:
                     execute(job.path, job.arguments, module=job.module)
@@ -141,6 +143,11 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
         else:
             show_error(error, (_ROOT,))
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _profiled(device: FakeDevice, rank: int) -> ProfiledRank:
+    """Return the rank as its profiles name it."""
+    return ProfiledRank(rank, device.world or 1, device.gpu.name, torch.cuda.current_device())
 
 
 def _loader(feed: TaskFeed, seconds: float) -> Patch:

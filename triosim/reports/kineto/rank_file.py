@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, TextIO
+from typing import NamedTuple, TextIO
 
 from triosim.reports.kineto.activity import Activity, Transfer, activities
 from triosim.reports.kineto.memory import memory_events
+from triosim.reports.kineto.run_facts import RunFacts
 from triosim.reports.kineto.transfers import profiled
-from triosim.reports.tracks import TrackNumbers, Tracks
-from triosim.tasks import Communicator, Handle
+from triosim.reports.tracks import Tracks
+from triosim.tasks import Handle
 from triosim.trace import Operator
 from triosim.trace.formats.pytorch.kineto_file import (
     HostSpan,
@@ -26,9 +26,7 @@ from triosim.trace.formats.pytorch.kineto_file import (
     shapes,
 )
 from triosim.trace.formats.pytorch.profiled_step import LAYER_PREFIX
-
-if TYPE_CHECKING:
-    from triosim.memory.world_memory import WorldMemory
+from triosim.units import whole_nanoseconds
 
 #: Nanoseconds on the host's clock at which a profile begins: a time of 0 means none to some readers.
 _BEGIN = 1000
@@ -40,15 +38,12 @@ _MARGIN = 2
 _OPTIMIZER = "Optimizer.step#Optimizer.step"
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """What the profiles of all ranks have in common; ``lead`` is by how much the GPUs' clock starts later than the hosts'."""
+class ScriptRange(NamedTuple):
+    """A range of a script that it named itself, on its host's clock, in seconds."""
 
-    model: str
-    lead: int
-    streams: TrackNumbers
-    groups: Mapping[Communicator, int]
-    memory: WorldMemory | None
+    name: str
+    begin: float
+    end: float
 
 
 class RankFile:
@@ -63,13 +58,14 @@ class RankFile:
         self._sequences = _SequenceNumbers()
         self._arguments: dict[int, str] = {}  # by id() of an operator, which the recording keeps alive
 
-    def write(self, handles: Sequence[Handle]) -> None:
-        """Write the whole profile."""
+    def write(self, handles: Sequence[Handle], ranges: Sequence[ScriptRange] | None = None) -> None:
+        """Write the whole profile; a script's own ``ranges`` stand in place of the steps."""
         found = list(activities(handles))
         if found:
             returned = found[-1].returned + _BEGIN
             done = max(returned + 1, self._later + max(one.end for one in found))
-            for name, span in (*_steps(found, done), *_sections(found, self._facts.model)):
+            own = _steps(found, done) if ranges is None else map(_annotation, ranges)
+            for name, span in (*own, *_sections(found, self._facts.model, optimizer=ranges is None)):
                 self._kineto.annotation(name, span)
             for one in found:
                 self._write(one)
@@ -126,6 +122,11 @@ def _span(one: Activity) -> HostSpan:
     return HostSpan(one.called + _BEGIN, one.returned + _BEGIN, thread).inner(_MARGIN)
 
 
+def _annotation(one: ScriptRange) -> tuple[str, HostSpan]:
+    begin, end = whole_nanoseconds(one.begin), whole_nanoseconds(one.end)
+    return one.name, HostSpan(begin + _BEGIN - 1, max(begin, end) + _BEGIN + 1)
+
+
 def _steps(found: Sequence[Activity], done: int) -> Iterator[tuple[str, HostSpan]]:
     """Yield the profiler's step of each iteration; the last one ends when the GPU is ``done``."""
     begins = [next(some).called + _BEGIN for _, some in groupby(found, key=lambda one: one.iteration)]
@@ -133,11 +134,11 @@ def _steps(found: Sequence[Activity], done: int) -> Iterator[tuple[str, HostSpan
         yield f"ProfilerStep#{number}", HostSpan(begin - 1, end - 2)
 
 
-def _sections(found: Iterable[Activity], model: str) -> Iterator[tuple[str, HostSpan]]:
-    """Yield the annotations of the model's forward passes, of its layers, and of the optimizer's steps."""
+def _sections(found: Iterable[Activity], model: str, *, optimizer: bool) -> Iterator[tuple[str, HostSpan]]:
+    """Yield the annotations of the model's forward passes, of its layers, and of the optimizer's steps if asked for."""
     for (_, phase), rows in groupby(found, key=lambda one: (one.iteration, one.phase)):
         section = list(rows)
-        if phase != "backward":
+        if phase == "forward" or (phase == "optimizer" and optimizer):
             yield _OPTIMIZER if phase == "optimizer" else f"{LAYER_PREFIX}{model}", _around(section)
         if phase != "optimizer":
             for layer, calls in groupby(section, key=lambda one: one.layer):

@@ -12,18 +12,12 @@ from pathlib import Path
 
 from triosim.errors import OptionError, OutputError
 from triosim.output_files import PathLike, writing_text
-from triosim.reports.kineto.activity import activities, lead
-from triosim.reports.kineto.rank_file import RankFile, RunFacts
-from triosim.reports.tracks import TrackNumbers, stream_of
+from triosim.reports.kineto.rank_file import RankFile
+from triosim.reports.kineto.run_facts import groups_of, run_facts
 from triosim.results.report import Report
 from triosim.results.result import Result
-from triosim.tasks import Collective, Communicator, Handle
-from triosim.trace.formats.pytorch.kineto_file import ProcessGroup, ProfiledRank
-
-#: PyTorch's number of the stream that a script computes on.
-_FIRST_STREAM = 7
-
-Handles = Mapping[int, list[Handle]]
+from triosim.tasks import Communicator, Handle
+from triosim.trace.formats.pytorch.kineto_file import ProfiledRank
 
 
 class Kineto(Report):
@@ -52,28 +46,10 @@ class Kineto(Report):
         by_rank: dict[int, list[Handle]] = defaultdict(list)
         for handle in result.recording.handles:
             by_rank[handle.rank].append(handle)
-        facts = _facts(result, by_rank)
+        facts = run_facts(str(result.inputs.get("trace", {}).get("model", "model")), by_rank, result.memory)
         for rank, handles in sorted(by_rank.items()):
             with writing_text(Path(path) / f"rank-{rank}.json.gz") as file:
                 RankFile(file, _owner(result, rank, facts.groups), facts).write(handles)
-
-
-def _facts(result: Result, by_rank: Handles) -> RunFacts:
-    """Return what the files of all ranks have in common."""
-    groups: dict[Communicator, int] = {}
-    streams: set[str] = set()
-    for handles in by_rank.values():
-        for handle in handles:
-            streams.add(stream_of(handle.task))
-            if isinstance(handle.task, Collective):
-                groups.setdefault(handle.task.group, len(groups))
-    return RunFacts(
-        model=str(result.inputs.get("trace", {}).get("model", "model")),
-        lead=max(lead(activities(handles)) for handles in by_rank.values()),
-        streams=TrackNumbers(streams, _FIRST_STREAM),
-        groups=groups,
-        memory=result.memory,
-    )
 
 
 def _owner(result: Result, rank: int, numbers: Mapping[Communicator, int]) -> ProfiledRank:
@@ -83,6 +59,5 @@ def _owner(result: Result, rank: int, numbers: Mapping[Communicator, int]) -> Pr
     if topology is not None and topology.host_of(rank) is not None:
         host = topology.host_of(rank)
         device = sum(topology.host_of(other) == host for other in range(rank))
-    groups = (ProcessGroup(number, group.name, group.ranks) for group, number in numbers.items() if rank in group.ranks)
     gpu = str(result.inputs.get("trace", {}).get("gpu", "GPU"))
-    return ProfiledRank(rank, result.world, gpu, device, tuple(groups))
+    return ProfiledRank(rank, result.world, gpu, device, groups_of(numbers, rank))
