@@ -28,7 +28,7 @@ from triosim.output_files import check_outputs
 from triosim.reports.pictures.plot import check_plot
 from validation.report import DataAbsent
 from validation.steps import formats, picture, printed
-from validation.steps.errors import GroupSummary, Predicted, Refused, Summary, group_of, groups, summaries
+from validation.steps.errors import GroupSummary, Predicted, Refused, Summary, group_of, groups, source_of, summaries
 from validation.steps.rows import Format, Prediction, Row, spaced
 from validation.steps.sources import Source, sources
 
@@ -44,7 +44,7 @@ def judged(*, whole: bool, jobs: int) -> tuple[list[Source], list[Predicted], li
     every = list(formats.shared(refuse=lambda *broken: refused.append(Refused(*broken))))
     if not every:
         raise DataAbsent("no table of steps is there (set TRIOSIM_DATA)")
-    readable = Counter({name: len(found) for _, name, found in every})
+    readable = Counter(source_of(name, row.part) for _, name, found in every for row in found)
     if not whole:
         every = [(kind, name, kind.sampled(found)) for kind, name, found in every]
     found: list[Predicted] = []
@@ -78,7 +78,7 @@ def _predicted(asked: tuple[str, str, Row, Prediction | None]) -> Predicted | Re
         refusal = type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix)
     except Exception as error:  # a mistake of ours in one row ends no table
         refusal = TriosimError(f"{type(error).__name__}: {error}", where=f"{name}, {row.label}")
-    return Refused(name, refusal, row.line, group_of(name, row))
+    return Refused(name, refusal, row.line, group_of(name, row), row.part)
 
 
 def main(given: Sequence[str] | None = None) -> int:

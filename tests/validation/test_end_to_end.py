@@ -215,6 +215,28 @@ def test_a_source_counts_each_refused_row_of_its_table_as_all_wrong():
     assert [row.value for row in worst(found, 1)] == [1.2]
 
 
+def test_a_part_of_a_table_of_which_something_else_is_asked_is_a_source(monkeypatch):
+    """Of one part's three rows, one is read and off by 10%, and one of its own is refused; the other's is off by 20%."""
+    monkeypatch.setattr(megatron.OneNode, "asked", {"old": 0.6, "new": 0.1})
+    kind = megatron.OneNode.name
+    found = [
+        Predicted(kind, "t", Row("a", "m", 1.0, "s", None, part=part), value)
+        for part, value in (("old", 1.1), ("new", 1.2))
+    ]
+    refused = [Refused("t", OptionError("no"), part="old")]
+    old, new = sources(found, Counter({"t, old": 1, "t, new": 3}), refused)
+    assert old.cells[:6] == ("t, old", "1", "1", "55.0%", "60%", "+10.0%")
+    assert new.cells[:6] == ("t, new", "1 of 3", "", "20.0%", "10%", "+20.0%")
+    assert (old.holds, new.holds) == (True, False)
+
+
+def test_each_part_of_a_table_has_a_sample(monkeypatch):
+    monkeypatch.setattr(megatron.OneNode, "sample", 2)
+    monkeypatch.setattr(megatron.OneNode, "is_quick", lambda *_: True)
+    rows = [Row("a", "m", 1.0, "s", None, part="old" if line < 2 else "new", line=line) for line in range(8)]
+    assert [row.line for row in megatron.OneNode().sampled(rows)] == [0, 1, 2, 5]
+
+
 def test_the_sample_of_a_table_is_quick_and_evenly_spaced(monkeypatch):
     kind = megatron.OneNode()
     monkeypatch.setattr(megatron.OneNode, "sample", 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -82,11 +83,11 @@ class CommandFormat(Format):
     """A format whose rows are plain commands: a row's ``case`` is its ``Command``.
 
     What is ``measured`` are the seconds or milliseconds of a step, or GiB that are ``counted`` as the allocator has reserved or
-    handed them out. Rows of more than ``most_passes`` take minutes, and are not quick.
+    handed them out. Rows of more than the ``most_passes`` of their part of the table take minutes, and are not quick.
     """
 
     counted: ClassVar[Literal["reserved", "allocated"]] = "reserved"
-    most_passes: ClassVar[float] = math.inf
+    most_passes: ClassVar[Mapping[str, float]] = {}
 
     def predicted(self, row: Row) -> Prediction:
         """Return the time of the step and its interval, or the GiB of the fullest rank."""
@@ -97,7 +98,7 @@ class CommandFormat(Format):
 
     def is_quick(self, row: Row) -> bool:
         """Whether it is predicted in some seconds."""
-        return self.command(row).passes <= self.most_passes
+        return self.command(row).passes <= self.most_passes.get(row.part, math.inf)
 
     def command(self, row: Row) -> Command:
         """Return the row's command."""

@@ -30,6 +30,11 @@ class Predicted:
     fits: bool = True
 
     @property
+    def source(self) -> str:
+        """The table, or the part of it that is judged by itself."""
+        return source_of(self.table, self.row.part)
+
+    @property
     def error(self) -> float:
         """Relative, with its sign."""
         return self.value / self.row.measured - 1
@@ -52,12 +57,18 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A row that was not predicted, and why; ``group`` is its own where that could be read."""
+    """A row that was not predicted, and why; ``group`` and ``part`` are its own where that could be read."""
 
     table: str
     error: TriosimError
     line: int = 0
     group: str = ""
+    part: str = ""
+
+    @property
+    def source(self) -> str:
+        """The table, or the part of it that is judged by itself."""
+        return source_of(self.table, self.part)
 
     @property
     def out_of_scope(self) -> bool:
@@ -72,7 +83,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The errors of a table's rows of one quantity, as fractions.
+    """The errors of a table's rows of one quantity, or of those of a part of it, as fractions.
 
     ``covered`` is the share of rows in whose interval the measured value lies, and ``half_width`` is the median one, as a share
     of what is predicted; None without intervals.
@@ -96,20 +107,21 @@ class Summary:
 
 
 def summaries(found: Sequence[Predicted]) -> list[Summary]:
-    """Return the figures of each table and quantity, in the order in which they come."""
+    """Return the figures of each table or part of one and quantity, in the order in which they come."""
     groups: dict[tuple[str, str, str], list[Predicted]] = {}
     for one in found:
-        groups.setdefault((one.kind, one.table, one.row.quantity), []).append(one)
+        groups.setdefault((one.kind, one.source, one.row.quantity), []).append(one)
     made = []
-    for (kind, table, quantity), rows in groups.items():
+    for (kind, source, quantity), rows in groups.items():
         errors = [one.error for one in rows]
         off = [abs(error) for error in errors]
         held = [one.covered for one in rows if one.covered is not None]
         widths = [one.half_width for one in rows if one.half_width is not None]
         figures = fmean(off), median(off), max(errors, key=abs), fmean(errors)
         intervals = (fmean(held), median(widths)) if held else (None, None)
-        asked, published = (named(kind).asked.get(quantity, float("inf")), named(kind).published.get(quantity, ""))
-        made.append(Summary(table, quantity, len(off), *figures, *intervals, asked, published))
+        known, part = named(kind), rows[0].row.part
+        asked, published = known.asked.get(part or quantity, float("inf")), known.published.get(quantity, "")
+        made.append(Summary(source, quantity, len(off), *figures, *intervals, asked, published))
     return made
 
 
@@ -142,6 +154,11 @@ def groups(found: Sequence[Predicted], refused: Sequence[Refused]) -> list[Group
         mean = (sum(map(abs, off)) + missing) / (len(off) + missing)
         made.append(GroupSummary(group, quantity, len(rows), missing, mean, fmean(off), fmean(held) if held else None))
     return made + [GroupSummary(group, "step time", 0, missing, 1.0, -1.0, None) for group, missing in lost.items()]
+
+
+def source_of(table: str, part: str) -> str:
+    """Return the name of a table, or of a part of it."""
+    return f"{table}, {part}" if part else table
 
 
 def group_of(table: str, row: Row) -> str:

@@ -25,6 +25,8 @@ from validation.steps.nemo_models import (
 )
 from validation.steps.rows import Record, Row
 
+_HOPPER, _BLACKWELL = "H100", "B200 to GB300"
+
 
 class MegatronBridge(CommandFormat):
     """Rows of Megatron-Bridge's releases."""
@@ -35,8 +37,9 @@ class MegatronBridge(CommandFormat):
         *("fsdp", "tp", "pp", "cp", "vp", "ep", "step_time_s"),
     )
     tables = ("steps/megatron_bridge.csv",)
-    sample, most_passes = 24, 250
-    asked: ClassVar[Mapping[str, float]] = {"step time": 0.15}
+    sample = 24
+    most_passes: ClassVar[Mapping[str, float]] = {_HOPPER: 5120, _BLACKWELL: 250}
+    asked: ClassVar[Mapping[str, float]] = {_HOPPER: 0.10, _BLACKWELL: 0.15}
 
     def read(self, record: Record) -> Row:
         """One row a record."""
@@ -62,7 +65,10 @@ class MegatronBridge(CommandFormat):
         label = f"{record.text('model')} {division.label} batch={samples}/{micro_batch} {record.text('precision')}"
         label += f" {record.text('system')} {record.text('release')}"
         return Row(
-            label, model.name, record.number("step_time_s"), "s", command, gpu=system.gpu, framework="Megatron-Bridge"
+            *(label, model.name, record.number("step_time_s"), "s", command),
+            gpu=system.gpu,
+            framework="Megatron-Bridge",
+            part=_HOPPER if system.gpu.startswith("H") else _BLACKWELL,
         )
 
 

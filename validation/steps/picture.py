@@ -22,7 +22,7 @@ def scatter(found: Sequence[Predicted], path: str) -> None:
     for unit, axes in zip(units, panels[0], strict=True):
         mine = [one for one in found if one.row.unit == unit]
         for summary in summaries(mine):
-            points = [one for one in mine if (one.table, one.row.quantity) == (summary.table, summary.quantity)]
+            points = [one for one in mine if (one.source, one.row.quantity) == (summary.table, summary.quantity)]
             label = f"{summary.table}, {summary.rows} rows: {100 * summary.mean:.1f}%"
             axes.plot([p.row.measured for p in points], [p.value for p in points], "o", ms=3, alpha=0.6, label=label)
         ends = [

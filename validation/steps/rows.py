@@ -21,7 +21,8 @@ class Row:
     ``measured`` is in ``unit``.
     ``case`` is what the format's ``predicted`` needs; ``published`` is what another simulator said, in the same unit.
     ``also`` are other quantities of the same line of a table. ``gpu`` and ``framework`` say in
-    which group of its table it is judged, and ``line`` is its line there.
+    which group of its table it is judged, ``part`` of which part of the table something else is asked, and ``line`` is its
+    line there.
     """
 
     label: str
@@ -34,6 +35,7 @@ class Row:
     also: tuple[Row, ...] = ()
     gpu: str = ""
     framework: str = ""
+    part: str = ""
     line: int = 0
 
 
@@ -72,8 +74,9 @@ class Format(ABC):
     """One format of table.
 
     ``columns`` identify its files (a file may have more); ``tables`` are the names of measured data that have it, under
-    ``TRIOSIM_DATA``. ``asked`` is the mean absolute error that is asked for, and ``published`` says what the best
-    published one is, by quantity. ``sample`` is of how many rows ``python -m validation`` makes do.
+    ``TRIOSIM_DATA``. ``asked`` is the mean absolute error that is asked for, by quantity, or by the part of a table;
+    ``published`` says what the best published one is, by quantity. ``sample`` is of how many rows of a table, or of each part
+    of it, ``python -m validation`` makes do.
     """
 
     name: ClassVar[str]
@@ -100,8 +103,12 @@ class Format(ABC):
         return True
 
     def sampled(self, found: Sequence[Row]) -> list[Row]:
-        """Return ``sample`` of the quick rows of a table, evenly spaced."""
-        return spaced([row for row in found if self.is_quick(row)], self.sample)
+        """Return ``sample`` of the quick rows of a table, or of each part of it, evenly spaced."""
+        parts: dict[str, list[Row]] = {}
+        for row in found:
+            if self.is_quick(row):
+                parts.setdefault(row.part, []).append(row)
+        return [row for rows in parts.values() for row in spaced(rows, self.sample)]
 
     def built_in(self) -> list[Row]:
         """Rows that are published in a text and stand in the module itself, where there is no file of them."""

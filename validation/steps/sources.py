@@ -1,7 +1,7 @@
 """The table of sources: how far the default command is off on the steps that each published, and how often its interval holds.
 
-A source is a published table of one quantity. Its mean error counts each refused row of the table as 100%, but for those that
-are out of scope.
+A source is a published table of one quantity, or a part of it of which something else is asked. Its mean error counts each
+refused row of the table as 100%, but for those that are out of scope.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEADINGS = ("source", "rows", "refused", "mean error", "asked", "bias", "in the
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The errors of a source: of ``rows`` of the ``readable`` ones that its table has beside ``refused`` ones."""
+    """The errors of a source: of ``rows`` of the ``readable`` ones that it has beside ``refused`` ones."""
 
     summary: Summary
     readable: int
@@ -51,8 +51,8 @@ class Source:
 
 
 def sources(found: Sequence[Predicted], readable: Counter[str], refused: Sequence[Refused]) -> list[Source]:
-    """Return the sources of some rows of tables, each of which has so many ``readable`` ones."""
-    lost = Counter(one.table for one in refused if not one.out_of_scope)
+    """Return the sources of some rows, each of which has so many ``readable`` ones."""
+    lost = Counter(one.source for one in refused if not one.out_of_scope)
     return [Source(one, readable[one.table], lost[one.table]) for one in summaries(found)]
 
 
