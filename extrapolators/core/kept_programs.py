@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from triosim import gpus
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.program import Block, Program
 from triosim.gpus import Gpu
@@ -104,3 +105,26 @@ class BlocksSource:
 
     def __hash__(self) -> int:
         return hash(tuple(map(len, self.blocks)))
+
+
+#: Optimizers of this process: points of a search share them, whatever their schedules and micro-batches.
+_OPTIMIZERS = Kept[tuple[Block, ...]](32)
+
+
+def with_kept_optimizer(
+    program: Program, others: tuple[object, ...], note: str, make: Callable[[], Program]
+) -> Program:
+    """Return what ``make`` does: a program with another optimizer, which follows from that of a program, and ``others``.
+
+    It is made once for all that are equal. ``note`` is what the program with another optimizer is noted with.
+    """
+    identity = program.model.identity
+    if identity is None or len(program.stages) > 1:
+        return make()
+    (stage,) = program.stages
+    source = BlocksSource((*others, program.deduplicate, identity, gpus.get(program.gpu)), (stage.optimizer,))
+    optimizer = _OPTIMIZERS.get(source, lambda: make().stages[0].optimizer)
+    if optimizer is stage.optimizer:
+        return program
+    found = replace(program, stages=(stage.with_optimizer(optimizer),))
+    return found.noted(note, *found.stand_in_notes())

@@ -20,6 +20,7 @@ from triosim.config.stacks import Stack
 from triosim.errors import TraceError
 from triosim.extrapolators.core.mesh import ExpertReplicas, GroupAxes
 from triosim.extrapolators.core.schedule_table import ActionPhase, ScheduleTable
+from triosim.operators.tensor_uses import TensorUses, distinct
 from triosim.tasks import CollectiveKind, DeepEP, Layers
 from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
 
@@ -135,6 +136,7 @@ class Block:
     items: tuple[BlockItem, ...]
     _operators: tuple[Operator, ...] | None = field(default=None, init=False, repr=False, compare=False)
     _operator_ids: frozenset[int] | None = field(default=None, init=False, repr=False, compare=False)
+    _tensors: TensorUses | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -154,6 +156,15 @@ class Block:
             object.__setattr__(self, "_operator_ids", frozenset(found))
         assert self._operator_ids is not None
         return self._operator_ids
+
+    @property
+    def tensors(self) -> TensorUses:
+        """The tensors that the operators read and write."""
+        if self._tensors is None:
+            found = TensorUses.of(self.operators, updates=self.phase == "optimizer")
+            object.__setattr__(self, "_tensors", found)
+        assert self._tensors is not None
+        return self._tensors
 
     def of(self, items: tuple[BlockItem, ...]) -> Block:
         """Return the block with other items: itself where they are equal."""
@@ -205,7 +216,7 @@ class Stage:
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The network's inputs that this stage uses."""
-        return _distinct(
+        return distinct(
             t for block in self.forward for op in block.operators for t in op.inputs if t.category == "input"
         )
 
@@ -217,10 +228,9 @@ class Stage:
         return found
 
     def _find_parameters(self) -> tuple[Tensor, ...]:
-        operators = [operator for block in self.forward for operator in block.operators]
-        repeated = {t.id for op in operators for t in op.outputs if t.category == "parameter" and _repeats(op, t)}
-        used = (t for op in operators for t in op.inputs if t.category == "parameter")
-        return _distinct(tensor for tensor in used if tensor.id not in repeated)
+        repeated = frozenset[int]().union(*(block.tensors.repeated for block in self.forward))
+        used = (use.tensor for block in self.forward for use in block.tensors.uses)
+        return distinct(tensor for tensor in used if tensor.id not in repeated)
 
     @property
     def has_gradients(self) -> bool:
@@ -248,23 +258,21 @@ class Stage:
         users: dict[int, list[int]] = {}  # forward operator: storages of its parameters
         layers: dict[int, str] = {}  # of each storage
         for block in self.forward:
-            for operator in block.operators:
-                for tensor in operator.inputs:
-                    if tensor.category == "parameter":
-                        storage_of[tensor.id] = tensor.storage
-                        users.setdefault(operator.id, []).append(tensor.storage)
-                        layers.setdefault(tensor.storage, operator.layer)
+            for operator, layer, tensor in block.tensors.uses:
+                storage_of[tensor.id] = tensor.storage
+                users.setdefault(operator, []).append(tensor.storage)
+                layers.setdefault(tensor.storage, layer)
         written: dict[int, tuple[int, int]] = {}
         linked: dict[int, tuple[int, int]] = {}
-        order = 0
+        before = 1
         for block in self.backward:
-            for operator in block.operators:
-                order += 1
-                for tensor in operator.outputs:
-                    if tensor.parameter is not None and tensor.parameter in storage_of:
-                        written[storage_of[tensor.parameter]] = (order, operator.id)
-                for storage in users.get(operator.forward, ()) if operator.forward is not None else ():
-                    linked[storage] = (order, operator.id)
+            for position, operator, parameter in block.tensors.written:
+                if parameter in storage_of:
+                    written[storage_of[parameter]] = (before + position, operator)
+            for position, operator, forward in block.tensors.differentiated:
+                for storage in users.get(forward, ()):
+                    linked[storage] = (before + position, operator)
+            before += len(block.operators)
         found = []
         for tensor in self.parameters:
             ready = written.get(tensor.storage) or linked.get(tensor.storage)
@@ -363,9 +371,14 @@ class Program:
     @property
     def operators(self) -> tuple[Operator, ...]:
         """The operators of all stages and phases: all forward ones, then backward, then the optimizer's."""
+        return tuple([operator for block in self.blocks for operator in block.operators])
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of all stages and phases, in the same order."""
         phases = ("forward", "backward", "optimizer")
-        blocks = [block for phase in phases for stage in self.stages for block in getattr(stage, phase)]
-        return tuple([i for block in chain(blocks, *self.optimizers) for i in block.items if isinstance(i, Operator)])
+        stages = (getattr(stage, phase) for phase in phases for stage in self.stages)
+        return tuple(chain.from_iterable((*stages, *self.optimizers)))
 
     def replica_axes(self, axes: tuple[str, ...], *, experts: bool) -> GroupAxes:
         """Return the group of the ranks along some data axes that hold the same dense parameters, or the same experts."""
@@ -493,18 +506,3 @@ def single_stage(operators: Sequence[Operator], *, training: bool) -> Stage:
 
 def _first(indices: Iterable[int | None]) -> int | None:
     return next((index for index in indices if index is not None), None)
-
-
-def _repeats(operator: Operator, made: Tensor) -> bool:
-    """Whether a view shows each element several times (a class token for every sample)."""
-    return all(tensor.numel < made.numel for tensor in operator.inputs if tensor.storage == made.storage)
-
-
-def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Return one tensor of each storage: the largest, since a tensor that one operator needs in full is there in full."""
-    found: dict[int, Tensor] = {}
-    for tensor in tensors:
-        known = found.get(tensor.storage)
-        if known is None or tensor.numel > known.numel:
-            found[tensor.storage] = tensor
-    return tuple(found.values())

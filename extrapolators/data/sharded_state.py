@@ -10,17 +10,13 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
-from triosim import gpus
 from triosim.compute.pricing.repricing import estimated
-from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
+from triosim.extrapolators.core.kept_programs import with_kept_optimizer
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Block, Program
+from triosim.extrapolators.core.program import Program
 from triosim.sharding.parameters import owners, parameter_storages
 from triosim.tasks import COMMUNICATION_STREAM, AllReduce, Communicator, Compute, Handle, Layers, ReduceScatter, Task
 from triosim.trace import Operator, Phase, Tensor
-
-#: Sharded optimizers of this process: points of a search share them, whatever their schedules.
-_OPTIMIZERS = Kept[tuple[Block, ...]](32)
 
 
 class ShardGroups:
@@ -73,17 +69,10 @@ def with_sharded_optimizer(program: Program, mesh: Mesh, name: str, dtype: str |
         shapes = optimizer_shares(program, lambda shape, experts: kinds[experts].share(shape), dtype)
         return program.reshaped(shapes, note=note)
 
-    identity = program.model.identity
-    if identity is None or program.experts or len(program.stages) > 1:
+    if program.experts or len(program.stages) > 1:
         return sharded()
-    (stage,) = program.stages
-    others = kinds[False].ranks, dtype, program.deduplicate, identity, gpus.get(program.gpu), stage.parameters
-    source = BlocksSource(others, (stage.optimizer,))
-    optimizer = _OPTIMIZERS.get(source, lambda: sharded().stages[0].optimizer)
-    if optimizer is stage.optimizer:
-        return program
-    found = replace(program, stages=(stage.with_optimizer(optimizer),))
-    return found.noted(note, *found.stand_in_notes())
+    others = name, kinds[False].ranks, dtype, program.stages[0].parameters
+    return with_kept_optimizer(program, others, note, sharded)
 
 
 def optimizer_shares(

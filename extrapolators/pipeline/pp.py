@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 
-from triosim.compute.pricing.repricing import scaled
 from triosim.config import Option
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.extrapolator import PIPELINE_ORDER, Extrapolator
@@ -39,11 +38,11 @@ from triosim.extrapolators.core.program import (
 )
 from triosim.extrapolators.core.schedule_table import ScheduleTable
 from triosim.extrapolators.pipeline.backward_split import split_backward
+from triosim.extrapolators.pipeline.divided_optimizer import DividedOptimizer
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
 from triosim.extrapolators.pipeline.stages import block_seconds, stage_starts, whole_units
 from triosim.sharding.dataflow import Dataflow, StoredValue
-from triosim.sharding.parameters import owners, parameter_storages
 from triosim.trace import Operator, Tensor
 
 #: The axis whose ranks hold the same activations between layers.
@@ -51,6 +50,8 @@ _TENSOR_AXIS = "tp"
 
 #: Stages of this process: points of a search that differ in schedule or data parallelism share them.
 _STAGES = Kept[tuple[Stage, ...]](8)
+#: Optimizers of pipeline ranks, which many points share that differ in their micro-batches.
+_OPTIMIZERS = Kept[tuple[tuple[Block, ...], ...]](16)
 
 
 class PipelineParallel(Extrapolator):
@@ -291,27 +292,16 @@ class Pipeline:
             (*exchange, *part) for exchange, part in zip(self._exchanges(blocks), self._optimizer(blocks), strict=True)
         )
 
-    def _optimizer(self, blocks_of_ranks: Sequence[Sequence[Block]]) -> list[tuple[Block, ...]]:
-        """Each pipeline rank's part of the optimizer."""
-        operators = [op for block in self._whole.optimizer for op in block.operators]
-        owner = owners(operators, parameter_storages(self._program.operators))
-        used = [
-            {t.storage: t for b in blocks for op in b.operators for t in op.inputs if t.category == "parameter"}
-            for blocks in blocks_of_ranks
-        ]
-        nbytes = [float(sum(tensor.nbytes for tensor in tensors.values())) for tensors in used]
-        every = {storage: tensor for tensors in used for storage, tensor in tensors.items()}
-        total = sum(tensor.nbytes for tensor in every.values())
-        shares = [one / total if total else 1 / len(used) for one in nbytes]
-        known = {op.id: sum(t.nbytes for t in (*op.inputs, *op.outputs) if t.id in owner) for op in operators}
-        return [
-            tuple(
-                replace(block, items=tuple(items))
-                for block in self._whole.optimizer
-                if (items := [p for i in block.items if (p := _part(i, owner, mine, share, known)) is not None])
-            )
-            for mine, share in zip(used, shares, strict=True)
-        ]
+    def _optimizer(self, blocks_of_ranks: Sequence[Sequence[Block]]) -> tuple[tuple[Block, ...], ...]:
+        """Each pipeline rank's part of the optimizer, which follows from the parameters that ranks use."""
+        used = tuple(
+            {use.tensor.storage: use.tensor for b in blocks for use in b.tensors.uses} for blocks in blocks_of_ranks
+        )
+        storages: dict[int, int] = {}  # of parameters, by the ids that they go by
+        for block in self._program.blocks:
+            storages |= block.tensors.parameters | block.tensors.views
+        source = BlocksSource((used, storages), (self._whole.optimizer,))
+        return _OPTIMIZERS.get(source, lambda: DividedOptimizer(self._whole.optimizer, used, storages).parts())
 
     def _exchanges(self, blocks_of_ranks: Sequence[tuple[Block, ...]]) -> list[tuple[Block, ...]]:
         """Pipeline ranks that use the same parameters (a tied embedding, a second copy) sum the gradients before the update.
@@ -412,28 +402,3 @@ class _TransferWriter:
                 yield Await(transfer.key)
                 if self._parts > 1:
                     yield Communicate("all_gather", transfer.nbytes, _TENSOR_AXIS)
-
-
-def _part(
-    item: BlockItem, owner: Mapping[int, int], parameters: Mapping[int, Tensor], share: float, known: Mapping[int, int]
-) -> BlockItem | None:
-    """The part of an optimizer's item that some parameters need, with the same share of its time as of its ``known`` bytes.
-
-    Known are the bytes of tensors that belong to a parameter; an operator without such tensors has its ``share`` of the time.
-    """
-    if not isinstance(item, Operator):
-        return item
-    if not any(tensor.id in owner for tensor in (*item.inputs, *item.outputs)):
-        return scaled(item, share)
-
-    def mine(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple([tensor for tensor in tensors if owner.get(tensor.id) in parameters])
-
-    inputs, outputs = mine(item.inputs), mine(item.outputs)
-    if not inputs and not outputs:
-        return None
-    if len(inputs) == len(item.inputs) and len(outputs) == len(item.outputs):
-        return item
-    nbytes = known[item.id]
-    part = sum(tensor.nbytes for tensor in (*inputs, *outputs)) / nbytes if nbytes else share
-    return scaled(item.with_tensors(inputs, outputs), part)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from triosim.extrapolators.core.hooks import with_hooks
+from triosim.extrapolators.core.kept_programs import with_kept_optimizer
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication
 from triosim.extrapolators.tensor import notes
@@ -235,10 +236,16 @@ class LayerSharding:
         It also all-reduces the partial gradients of sequence parallelism at the end of the step.
         """
         parameters = sharded_parameters(self._before.operators, self._shardings).with_repeated(self._repeats.tensors)
-        optimizer = [operator for operator in whole.operators if operator.phase == "optimizer"]
-        owner_of = owners(optimizer, parameter_storages(whole.operators))
-        shapes = {op.id: local_optimizer_operator(op, owner_of, parameters, self._ranks) for op in optimizer}
-        after = after.reshaped(shapes, note=self._reason)
+        known = parameter_storages(whole.operators)
+
+        def sharded() -> Program:
+            optimizer = [operator for operator in whole.operators if operator.phase == "optimizer"]
+            owner_of = owners(optimizer, known)
+            shapes = {op.id: local_optimizer_operator(op, owner_of, parameters, self._ranks) for op in optimizer}
+            return after.reshaped(shapes, note=self._reason)
+
+        others = "tp", parameters, known, self._ranks, tuple(stage.optimizer for stage in whole.stages)
+        after = with_kept_optimizer(after, others, self._reason, sharded)
         storages = self._repeats.storages(self._reduced_at_end) - parameters.parameters.keys()
         return with_hooks(after, self._axis, reduced_at_step_end(storages)) if storages and after.training else after
 

@@ -11,9 +11,9 @@ from tests.search_spaces import GPT, LLAMA, MIXTURE, space
 from triosim.configuration_search.bounds import IdleCollectives, lower_bound
 from triosim.configuration_search.evaluation import Weigh, shortened
 from triosim.configuration_search.spaces.rules import validity_of
+from triosim.extrapolators.core import kept_programs
 from triosim.extrapolators.core import plan as planning
 from triosim.extrapolators.core.kept_programs import Kept, KeptPrograms
-from triosim.extrapolators.data import sharded_state
 from triosim.extrapolators.pipeline import pp
 from triosim.memory.liveness import rank_lifetimes
 from triosim.pipeline.planning import plan
@@ -43,7 +43,8 @@ def test_what_points_share_changes_none_of_them(monkeypatch: pytest.MonkeyPatch,
     shared = Weigh(run)
     found = [shared(point) for point in drawn]
     monkeypatch.setattr(planning, "KEPT", KeptPrograms(most=0))
-    for where, name in ((sharded_state, "_OPTIMIZERS"), (pp, "_STAGES"), (rank_lifetimes, "_LIFETIMES")):
+    kept = ((kept_programs, "_OPTIMIZERS"), (pp, "_STAGES"), (pp, "_OPTIMIZERS"), (rank_lifetimes, "_LIFETIMES"))
+    for where, name in kept:
         monkeypatch.setattr(where, name, Kept[Any](0))
     for point, together in zip(drawn, found, strict=True):
         alone = Weigh(run)(point)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from triosim.operators.features import base_name
@@ -19,7 +19,7 @@ def parameter_storages(operators: Iterable[Operator]) -> dict[int, int]:
     }
 
 
-def owners(optimizer: Iterable[Operator], storages: dict[int, int]) -> dict[int, int]:
+def owners(optimizer: Iterable[Operator], storages: Mapping[int, int]) -> dict[int, int]:
     """Return the parameter (its storage) that each tensor of the optimizer belongs to, by tensor id.
 
     A for-each operator takes lists of tensors, one after the other, in which one position belongs to one parameter; so a tensor
@@ -30,7 +30,7 @@ def owners(optimizer: Iterable[Operator], storages: dict[int, int]) -> dict[int,
         tensors = (*operator.inputs, *operator.outputs)
         for tensor in tensors:
             parameter = tensor.id if tensor.category == "parameter" else tensor.parameter
-            if parameter in storages:
+            if parameter is not None and parameter in storages:
                 found[tensor.id] = storages[parameter]
         length = len(operator.outputs) or len(operator.inputs)
         if not length or len(tensors) % length:

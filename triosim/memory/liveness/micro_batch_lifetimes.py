@@ -88,18 +88,15 @@ class ProgramStorages:
     operators: Set[int] | None = None
 
     def __init__(self, program: Program, trace: Trace, differences: ShapeDifferences | None = None) -> None:
-        operators = program.operators
-        given = [one for operator in operators for one in operator.inputs]
+        blocks = program.blocks
         #: The storage of a parameter, by the ids that it goes by.
-        self.parameters = {one.id: one.storage for one in given if one.category == "parameter"}
+        self.parameters: dict[int, int] = {}
         self.kept_until = program.kept_until
-        made: set[int] = set()
-        tensors: list[Tensor] = []
-        for operator in operators:
-            tensors += operator.inputs
-            tensors += operator.outputs
-            made.update({one.storage for one in operator.outputs}.difference([one.storage for one in operator.inputs]))
-        first = {one.storage: one for one in reversed(tensors)}  # by storage
+        made = frozenset[int]().union(*(block.tensors.made for block in blocks))
+        first: dict[int, Tensor] = {}  # by storage
+        for block in reversed(blocks):
+            first.update(block.tensors.first)
+            self.parameters.update(block.tensors.parameters)
         self.persistent = {  # by storage: whether it existed before the step, and is not followed
             storage: tensor.category in PERSISTENT or storage not in made for storage, tensor in first.items()
         }
@@ -107,7 +104,7 @@ class ProgramStorages:
         #: What lifetimes follow from beside blocks: one object for all programs in which it is equal. None where they cannot be
         #: shared: those of a capture.
         self.known_by: object = None if trace.storages else _KNOWN.get(_Storages(self), lambda: _Storages(self))
-        items = (item for stage in program.stages for block in stage.blocks for item in block.items)
+        items = (item for block in blocks for item in block.items)
         self.sent_bytes = {item.key: item.nbytes for item in items if isinstance(item, SendToStage)}
         self.part = None if differences is None else DifferingStorages(program, trace, differences)
         #: Whether what the step finds is the same in the other programs.

@@ -45,17 +45,15 @@ class HeldTensors:
         largest: dict[int, Tensor] = {}  # by storage
         persistent = storages.persistent
         for block in stage.blocks:
-            updates = block.phase == "optimizer"
-            for operator in block.operators:
-                for tensor in (*operator.inputs, *operator.outputs):
-                    storage = tensor.storage
-                    if not persistent[storage] or (updates and tensor.category == "parameter"):
-                        continue
-                    layers.setdefault(storage, operator.layer)
-                    if tensor.parameter is not None and tensor.parameter in storages.parameters:
-                        parameter_of[storage] = storages.parameters[tensor.parameter]
-                    if storage not in largest or tensor.numel > largest[storage].numel:
-                        largest[storage] = tensor
+            for storage, use in block.tensors.storages.items():
+                if not persistent[storage]:
+                    continue
+                layers.setdefault(storage, use.layer)
+                for parameter in use.named:
+                    if parameter in storages.parameters:
+                        parameter_of[storage] = storages.parameters[parameter]
+                if storage not in largest or use.largest.numel > largest[storage].numel:
+                    largest[storage] = use.largest
         parameters = stage.parameters
         known = {tensor.storage for tensor in parameters}
         return cls(
