@@ -13,8 +13,9 @@ import runpy
 import sys
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,25 @@ if TYPE_CHECKING:
 #: What PyTorch raises for an operator that it cannot run on tensors without contents.
 _UNKNOWN_WITHOUT_A_GPU = ("UnsupportedOperatorException", "DynamicOutputShapeException", "DataDependentOutputException")
 _OURS = str(Path(__file__).resolve().parent) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, or with ``module`` the name of a module, and how its launcher calls it.
+
+    ``local_option`` is by what option, before its ``arguments``, it is told which of the machine's ranks it is; ``environment``
+    is what the launcher sets beside torchrun's.
+    """
+
+    path: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    local_option: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments_of(self, local_rank: int) -> tuple[str, ...]:
+        """Return all arguments of one of the machine's ranks."""
+        return (f"{self.local_option}={local_rank}", *self.arguments) if self.local_option else self.arguments
 
 
 class EnoughSteps(BaseException):

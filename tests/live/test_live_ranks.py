@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,10 @@ for round in range(3):
 )
 
 
-def run(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, script: str, *options: str, launcher: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own, so that its ranks are forked as from a terminal."""
     (folder / "train.py").write_text(script, encoding="utf-8")
-    command = [sys.executable, "-m", "triosim", "run", "--gpu", "H100", *options, "train.py"]
+    command = [sys.executable, "-m", "triosim", "run", "--gpu", "H100", *options, *launcher, "train.py"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=dict(os.environ))
 
 
@@ -232,6 +233,50 @@ def test_a_script_without_steps_runs_on_ranks_of_machines(
     done = run(tmp_path, BENCHMARK.replace("% 8", f"% {local}"), "--world", "16", "-q", *options)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(f"{rank} {rank % local} {local} {local} True" for rank in ranks)
+
+
+#: A script that says what its launcher has told it.
+LAUNCHED = (
+    SETUP.replace("rank % 8", 'int(os.environ["LOCAL_RANK"])')
+    + 'print(rank, world, os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], sys.argv[1:])\n'
+)
+#: A script that starts its processes itself.
+SPAWNING = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+def work(local, world):
+    rank = int(os.environ.get("RANK", local))
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29501", rank=rank, world_size=world)
+    torch.cuda.set_device(local)
+    print(dist.get_rank(), world, local, torch.cuda.device_count(), [])
+if __name__ == "__main__":
+    count = torch.cuda.device_count()
+    mp.spawn(work, args=(count,), nprocs=count)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "launcher", "lines"),
+    [
+        (LAUNCHED, (), "torchrun --nproc-per-node 2", ("0 2 0 2 []", "1 2 1 2 []")),
+        (LAUNCHED, (), "python -m torch.distributed.run --nnodes 2 --nproc-per-node 1", ("0 2 0 1 []", "1 2 0 1 []")),
+        (
+            LAUNCHED,
+            (),
+            "python -m torch.distributed.launch --nproc-per-node 2",
+            ("0 2 0 2 ['--local-rank=0']", "1 2 1 2 ['--local-rank=1']"),
+        ),
+        (LAUNCHED, (), "deepspeed --num_gpus 2", ("0 2 0 2 ['--local_rank=0']", "1 2 1 2 ['--local_rank=1']")),
+        (LAUNCHED, (), "accelerate launch --num_processes 2", ("0 2 0 2 []", "1 2 1 2 []")),
+        (SPAWNING, ("--world", "2"), "python", ("0 2 0 2 []", "1 2 1 2 []")),
+        (SPAWNING, (), "python", ("0 1 0 1 []",)),
+    ],
+)
+def test_a_launcher_tells_the_script_its_place(
+    tmp_path: Path, script: str, options: tuple[str, ...], launcher: str, lines: tuple[str, ...]
+) -> None:
+    done = run(tmp_path, script, "-q", *options, launcher=("--", *launcher.split()))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == list(lines)
 
 
 #: All ranks save a model under FSDP2 and its optimizer, and load both again.

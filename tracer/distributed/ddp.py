@@ -8,8 +8,9 @@ copies the bucket into the gradients (Li et al. 2020, "PyTorch Distributed", sec
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import wraps
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,8 +29,11 @@ _PASSES_BEFORE_BUCKETS = 2
 class _NoLogger:
     """A logger that ignores everything, in place of the reducer's, which would ask the device for times."""
 
+    strs_map: Mapping[str, str] = MappingProxyType({})  # of what it logged
+    ints_map: Mapping[str, int] = MappingProxyType({})
+
     def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
+        return lambda *_, **__: self
 
 
 def install(patches: Patches, recorder: Recorder, calls: CommunicationCalls) -> None:

@@ -23,7 +23,7 @@ from triosim.errors import CaptureError, OptionError
 from triosim.gpus import DEFAULT_GPU
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
-from triosim.tracer.script_runner import check_script
+from triosim.tracer.script_runner import Script, check_script
 from triosim.units import parse_ranks
 
 #: Process groups along one axis, which have one size and share no rank. A rank's coordinate along an axis of groups that divide
@@ -62,7 +62,7 @@ def capture_ranks(
     when the script has no such step.
     """
     check_script(path)
-    job = CaptureJob(os.fspath(path), tuple(arguments), gpus.find(gpu), world, skip, batch_size)
+    job = CaptureJob(Script(os.fspath(path), tuple(arguments)), gpus.find(gpu), world, skip, batch_size)
     return captured_streams(job, checked_ranks(ranks, world), quiet=quiet)
 
 

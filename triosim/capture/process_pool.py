@@ -26,6 +26,7 @@ from triosim.errors import CaptureError, ScriptError, TriosimError
 from triosim.gpus import Gpu
 from triosim.trace import Trace
 from triosim.tracer.pytorch_version import require_torch
+from triosim.tracer.script_runner import Script
 
 #: What runs in each process. It is loaded by name, because it imports PyTorch.
 _WORKER = "triosim.capture.worker"
@@ -36,19 +37,17 @@ _imported_here: set[str] = set()  # "torch", where we imported it, so that nothi
 
 @dataclass(frozen=True, slots=True)
 class CaptureJob:
-    """A script, or a ``module`` by its name, with its arguments, to be captured as any rank of a world.
+    """A script, to be captured as any rank of a world.
 
     Captured is the first step after ``skip``, on a GPU; with ``whole`` all that the script does, where it trains no step. What
     the script writes goes into the folder ``files``, if there is one. ``local`` ranks are on a machine, by default up to 8.
     """
 
-    path: str
-    arguments: tuple[str, ...]
+    script: Script
     gpu: Gpu
     world: int
     skip: int
     batch_size: int | None
-    module: bool = False
     files: str | None = None
     local: int | None = None
     whole: bool = False
@@ -165,7 +164,7 @@ class RankPool:
         try:
             answer = self._workers[rank].connection.recv()
         except (EOFError, ConnectionResetError):
-            raise _of_rank(rank, ScriptError("the process that captured it died", where=self.job.path)) from None
+            raise _of_rank(rank, ScriptError("the process that captured it died", where=self.job.script.path)) from None
         if isinstance(answer, TriosimError):
             output = self.folder / f"{rank}.out"
             if output.exists():

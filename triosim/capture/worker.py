@@ -46,16 +46,17 @@ def capture_rank(job: CaptureJob, rank: int, connection: Connection, folder: Pat
 def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) -> tuple[Trace, RankSummary]:
     messages = RankMessages(folder, rank, connection.send)
     files = None if job.files is None else FileOverlay(job.files, shared=(folder,))
+    os.environ.update(job.script.environment)
     with FakeDevice(job.gpu, devices=job.local, world=job.world, rank=rank, messages=messages, files=files) as device:
         observed = run_script(
-            job.path,
-            job.arguments,
+            job.script.path,
+            job.script.arguments_of(rank % device.devices),
             device,
             skip=job.skip,
             steps=1,
             least=0 if job.whole else None,
             batch_size=job.batch_size,
-            module=job.module,
+            module=job.script.module,
         )
         if not device.traces:
             device.step_ends(0, observed)

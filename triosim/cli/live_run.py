@@ -122,19 +122,11 @@ def command(
 
 
 def _request(script: Sequence[str], given: Mapping[str, Any]) -> Request:
-    """Return what the command line asks for. Raises ``OptionError`` where it contradicts itself."""
-    launch = launchers.launch_of(script)
-    if given["world"] is not None and launch.world not in (None, given["world"]):
-        raise OptionError(
-            f"the launcher starts {launch.world} processes, not {given['world']}",
-            where="--world",
-            fix="leave out one of them",
-        )
-    same = ("print_ranks", "ranks_output", "steps", "step", "files", "patience")
+    """Return what the command line asks for."""
+    same = ("world", "print_ranks", "ranks_output", "steps", "step", "files", "patience")
     request: Request = live.Request(
-        launch=launch,
+        launch=launchers.launch_of(script),
         gpu=given["gpu"] or DEFAULT_GPU,
-        world=given["world"] or launch.world,
         ranks=given["ranks"] or "auto",
         start_time=_seconds(given["start_time"]),
         loader_seconds=given["loader_time"],

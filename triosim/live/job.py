@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triosim.gpus import Gpu
+from triosim.tracer.script_runner import Script
 
 #: 2026-01-01T00:00:00Z.
 START_TIME = 1767225600.0
@@ -14,7 +15,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """A script, or with ``module`` the name of a module, and its arguments, to be run as the ranks of a ``world``.
+    """A script, to be run as the ranks of a ``world``.
 
     local: the ranks of a machine.
     distributed: whether the script finds the environment of torchrun, as in a world of several ranks.
@@ -24,13 +25,11 @@ class LiveJob:
     loader_seconds: what the script waits for each batch of a ``DataLoader``.
     """
 
-    path: str
-    arguments: tuple[str, ...]
+    script: Script
     gpu: Gpu
     world: int = 1
     local: int = 1
     distributed: bool = False
-    module: bool = False
     steps: int | None = None
     start_time: float = START_TIME
     loader_seconds: float = 0.0

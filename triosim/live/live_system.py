@@ -103,13 +103,13 @@ def live_system(gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | 
     return LiveSystem(system, network or new_network(), options, heterogeneity, prices, symmetry)
 
 
-def machine_ranks(gpu: Gpu, world: int, config: RunConfig) -> int:
-    """Return how many ranks of a world are on a machine. Raises ``TriosimError`` for a topology that cannot be."""
+def machine_ranks(gpu: Gpu, world: int | None, config: RunConfig) -> int:
+    """Return how many ranks of a world, or of any, are on a machine. Raises ``TriosimError`` for a topology that cannot be."""
     outline = system_of(Subject(_one_operator(gpu), world), config).nominal.outline
     gpus = MOST_LOCAL if outline is None or not outline.spec.gpus else outline.spec.gpus
     if gpus > MOST_LOCAL:
         gpus = _RACK_MACHINE if gpu.name.startswith("GB") else MOST_LOCAL
-    return min(world, gpus)
+    return gpus if world is None else min(world, gpus)
 
 
 def _all_is_equal(conditions: Conditions) -> bool:

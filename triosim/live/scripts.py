@@ -57,21 +57,32 @@ class Request:
     def job(self, config: RunConfig) -> LiveJob:
         """Return the script and its world. Raises ``TriosimError`` where there is no such script, GPU or topology."""
         launch, gpu = self.launch, gpus.find(self.gpu)
-        if not launch.module:
-            check_script(launch.path)
+        if not launch.script.module:
+            check_script(launch.script.path)
+        world = self._world(gpu, config)
         return LiveJob(
-            launch.path,
-            launch.arguments,
+            launch.script,
             gpu,
-            world=self.world or 1,
-            local=_local_ranks(launch, gpu, self.world or 1, config),
-            distributed=self.world is not None,
-            module=launch.module,
+            world=world or 1,
+            local=_local_ranks(launch, gpu, world or 1, config),
+            distributed=world is not None,
             steps=self.steps,
             loader_seconds=self.loader_seconds,
             files=self.files or tempfile.mkdtemp(prefix="triosim-files-"),
             start_time=START_TIME if self.start_time is None else self.start_time,
         )
+
+    def _world(self, gpu: Gpu, config: RunConfig) -> int | None:
+        """Return the ranks of the world; None for a process without a launcher. Raises ``OptionError`` for a contradiction."""
+        launch = self.launch
+        started = launch.world
+        if started is None and self.world is None and launch.nodes is not None:
+            started = launch.nodes * machine_ranks(gpu, None, config)
+            print(f"triosim: the launcher starts a rank for each GPU of a machine: {started}", file=sys.stderr)
+        if self.world is not None and started not in (None, self.world):
+            what = f"the launcher starts {started} processes, not {self.world}"
+            raise OptionError(what, where="--world", fix="leave out one of them")
+        return self.world or started
 
 
 def run_live(request: Request, config: RunConfig, progress: Progress | None = None) -> tuple[int, Result | None]:
@@ -105,8 +116,8 @@ def _local_ranks(launch: Launch, gpu: Gpu, world: int, config: RunConfig) -> int
         raise OptionError(f"{launch.local} ranks on a machine are too many", where="the launcher", fix=fix)
     if launch.local < world:
         print(
-            f"triosim: note: the launcher starts {launch.local} ranks on a machine; the links are those of machines of {gpus}: "
-            f"say --topology for others, such as 'dgx-h100(gpus={world}, gpus_per_node={launch.local})'",
+            f"triosim: note: machines have {launch.local} ranks, the topology's {machine_ranks(gpu, None, config)} GPUs; "
+            f"for other machines say --topology, such as 'dgx-h100(gpus={world}, gpus_per_node={launch.local})'",
             file=sys.stderr,
         )
     return launch.local
@@ -139,13 +150,11 @@ def _captured(job: LiveJob, asked: list[int] | None, *, whole: bool) -> Captured
     """Capture a script's second step, or the ``whole`` of it, and show nothing. Raises ``CaptureError`` where it has none."""
     with redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory(prefix="triosim-") as files:
         capture = CaptureJob(
-            job.path,
-            job.arguments,
+            job.script,
             job.gpu,
             job.world,
             skip=0 if whole else 1,
             batch_size=1 if whole else None,
-            module=job.module,
             files=files,
             local=job.local,
             whole=whole,

@@ -101,6 +101,8 @@ def _exit(feed: TaskFeed, steps: _Steps, connection: Connection) -> Patch:
 
 def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps) -> int:
     """Run the script; return its exit status. Its errors are shown as Python shows them, and ours with our frames."""
+    script = job.script
+    os.environ.update(script.environment)
     random.seed(0)
     torch.manual_seed(0)
     files = None if job.files is None else FileOverlay(job.files, shared=(messages.folder,))
@@ -122,7 +124,7 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
                 profiler.install(patches, feed, _profiled(device, messages.rank), messages.folder)
                 patches.make([_loader(feed, job.loader_seconds)])
                 try:
-                    execute(job.path, job.arguments, module=job.module)
+                    execute(script.path, script.arguments_of(messages.rank % job.local), module=script.module)
                 finally:
                     atexit._run_exitfuncs()  # in simulated time, and with the files of the overlay
         return 0
