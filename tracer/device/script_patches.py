@@ -25,6 +25,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.utils.data import DataLoader
 
 from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.device import addresses
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder, on_device
 from triosim.tracer.surroundings import saved_tensors
@@ -42,7 +43,11 @@ def install(
 ) -> None:
     """Replace what needs a GPU, worker processes or data, until the patches are undone; and parts of ``libraries``."""
     patches.make(_patches(recorder, fake_mode))
-    own = {"transformers.utils.import_utils": _not_fake, "safetensors.torch": saved_tensors.safetensors_patches}
+    own = {
+        "transformers.utils.import_utils": _not_fake,
+        "safetensors.torch": saved_tensors.safetensors_patches,
+        "torch.distributed.checkpoint._state_dict_stager": _staged,
+    }
     finder: Any = _AfterImports(patches, {**own, **libraries})
     sys.meta_path.insert(0, finder)
     patches.callback(partial(sys.meta_path.remove, finder))
@@ -87,6 +92,20 @@ def _not_fake(module: ModuleType) -> list[Patch]:
     return [Patch(module, "is_fake_tensor", lambda x: False, missing="leave")]
 
 
+def _staged(module: ModuleType) -> list[Patch]:
+    """Let asynchronous checkpoints copy a fake tensor to the host, where they would copy the bytes of its storage."""
+    stager = getattr(module, "StateDictStager", None)
+    offload: Any = getattr(stager, "_offload_tensor", None)
+
+    def _offload_tensor(self: Any, x: torch.Tensor, memo: Any, non_blocking: bool = False) -> Any:
+        if not isinstance(x, FakeTensor):
+            return offload(self, x, memo, non_blocking)
+        memo[id(x)] = x.detach().to("cpu", copy=True)
+        return memo[id(x)]
+
+    return [] if offload is None else [Patch(stager, "_offload_tensor", _offload_tensor)]
+
+
 def complete_torchvision() -> None:
     """Define the operators without which torchvision's import fails, where its compiled part cannot be loaded.
 
@@ -114,6 +133,7 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(fake_tensor, "init_gpu_context", lambda device: None, missing="leave")  # asks the driver, in 2.11
     # PyTorch itself reads the addresses of tensors, and would warn of each fake one.
     yield Patch(torch._C, "_set_warn_deprecated_on_mutable_data_ptr", lambda tensor: None, missing="leave")
+    yield from addresses.patches()
     yield Patch(tensor, "data", _data())
     yield Patch(tensor, "pin_memory", lambda self, device=None: self)
     yield Patch(tensor, "is_pinned", lambda self, device=None: False)
