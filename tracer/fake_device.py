@@ -27,9 +27,11 @@ from triosim.tracer.device import (
     cuda_api,
     cudnn_rnn,
     data_dependent_operators,
+    host_reads,
     memory_formats,
     script_patches,
     undecomposed_operators,
+    unknown_checks,
 )
 from triosim.tracer.device.cuda_memory import LimitedAllocator
 from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
@@ -115,6 +117,8 @@ class FakeDevice:
         mode.replace(dict.fromkeys(triton_kernels.LAUNCHES, triton_kernels.launch_traced))
         triton = {"triton.runtime": triton_kernels.patches_after_import(mode, self.gpu)}
         script_patches.install(patches, recorder, fake_mode, triton)
+        host_reads.install(patches, recorder)
+        unknown_checks.install(patches, recorder)
         saved_tensors.install(patches, recorder, self._files)
         exchange = RankExchange(self.rank, self._messages)
         distributed_checkpoints.install(patches, exchange)

@@ -88,8 +88,8 @@ class _Rules:
                 value, known = constant.item(), True
         else:
             value, known = assumed_values.value(tensor), assumed_values.is_known(tensor)
-        if not known and value is True:
-            value = self._recorder.reads.truth(assumed_values.most_in_a_row(tensor))
+        if not known:
+            value = self._recorder.reads.assumed(value, assumed_values.most_in_a_row(tensor))
         if on_device(tensor) or not known:
             self._recorder.value_read(value, known=known)
         return value

@@ -24,10 +24,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import profiler as autograd_profiler
 from torch.utils.data import DataLoader
 
-from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.contents import storage_contents
 from triosim.tracer.device import addresses
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.recorder.recorder import Recorder, on_device
+from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.surroundings import saved_tensors
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
@@ -138,11 +138,9 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(tensor, "pin_memory", lambda self, device=None: self)
     yield Patch(tensor, "is_pinned", lambda self, device=None: False)
     yield Patch(tensor, "record_stream", lambda self, stream: None)
-    yield Patch(tensor, "numpy", _numpy(recorder))
-    yield Patch(tensor, "tolist", _tolist(recorder))
-    yield Patch(tensor, "__repr__", _repr)
-    yield Patch(tensor, "__format__", _format)
     yield Patch(torch.UntypedStorage, "resize_", _resize(recorder))
+    share = torch.UntypedStorage.share_memory_
+    yield Patch(torch.UntypedStorage, "share_memory_", lambda self: self if self.device.type == "meta" else share(self))
     yield Patch(DataLoader, "__init__", _loader(recorder))
     yield Patch(autograd_profiler.profile, "__init__", _profile(recorder))
 
@@ -200,70 +198,6 @@ def _data() -> property:
         torch.utils.swap_tensors(self, made)  # type: ignore[no-untyped-call]
 
     return property(original.__get__, assign)
-
-
-def _numpy(recorder: Recorder) -> Any:
-    original = torch.Tensor.numpy
-
-    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
-        if not isinstance(self, FakeTensor):
-            return original(self, force=force)
-        if on_device(self) and not force:
-            raise TypeError(
-                "can't convert cuda:0 device type tensor to numpy. "
-                "Use Tensor.cpu() to copy the tensor to host memory first."
-            )  # as PyTorch says it
-        return original(_contents(self, recorder))
-
-    return numpy
-
-
-def _tolist(recorder: Recorder) -> Any:
-    original = torch.Tensor.tolist
-
-    def tolist(self: torch.Tensor) -> Any:
-        return original(_contents(self, recorder) if isinstance(self, FakeTensor) else self)  # type: ignore[no-untyped-call]
-
-    return tolist
-
-
-def _contents(tensor: torch.Tensor, recorder: Recorder) -> torch.Tensor:
-    """Return a fake tensor's contents as the host reads them: what is unknown has one assumed value."""
-    part = storage_contents.known_part(tensor)
-    if part is not None and part[1] is None:
-        if on_device(tensor):
-            recorder.value_read(known=True)
-        return part[0]
-    value = assumed_values.value(tensor)
-    recorder.value_read(f"all {value}" if part is None else value, known=assumed_values.is_known(tensor))
-    with torch._C._DisableTorchDispatch():
-        dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
-        made = torch.full(tensor.shape, value, dtype=dtype)
-        return made if part is None else torch.where(part[1], part[0].to(dtype), made)
-
-
-_plain_repr = torch.Tensor.__repr__
-
-
-def _repr(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
-    """Print a tensor with known contents as PyTorch does on a GPU."""
-    known = storage_contents.of(self) if isinstance(self, FakeTensor) and not self.is_meta else None
-    if known is None:
-        return _plain_repr(self, tensor_contents=tensor_contents)
-    with torch._C._DisableTorchDispatch():
-        text = _plain_repr(known)
-    extra = f", device='{self.device}'" if on_device(self) else ""
-    return f"{text[:-1]}{extra}{', requires_grad=True' if self.requires_grad else ''})"
-
-
-_plain_format = torch.Tensor.__format__
-
-
-def _format(self: torch.Tensor, form: str) -> str:
-    """Format a tensor of one element as its number, which PyTorch does only for tensors of no subclass."""
-    if isinstance(self, FakeTensor) and not self.dim() and not self.is_meta:
-        return format(self.item(), form)
-    return _plain_format(self, form)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _resize(recorder: Recorder) -> Any:

@@ -25,7 +25,8 @@ from triosim.tracer.distributed.rank_exchange import RankExchange, members_of
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import missing_api
-from triosim.tracer.recorder.recorder import Recorder, script_line
+from triosim.tracer.recorder.recorder import Recorder
+from triosim.tracer.recorder.script_lines import script_line
 
 #: The most GPUs of one machine: PyTorch's fake devices are no more than that.
 LOCAL_RANKS = 8

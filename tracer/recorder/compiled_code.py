@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from triosim.tracer.recorder.recorder import RecordedOperator
+from triosim.tracer.recorder.recorded_step import RecordedOperator
 
 
 @dataclass(frozen=True, slots=True)

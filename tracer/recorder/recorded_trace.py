@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
-from triosim.tracer.recorder.recorder import RecordedStep
+from triosim.tracer.recorder.recorded_step import RecordedStep
 from triosim.tracer.recorder.storages import RecordedStorage, StorageTracker
 
 

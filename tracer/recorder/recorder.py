@@ -7,82 +7,31 @@ the optimizer where it works on gradients (clipping, zeroing), else to the forwa
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-import triosim
 from triosim.errors import CaptureWarning
 from triosim.memory.allocator.allocator import CachingAllocator
 from triosim.trace import Category, Communication, Mark, Phase
 from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.compiled_code import CompiledLayer, GraphCall
-from triosim.tracer.recorder.endless_loops import ValueReads
+from triosim.tracer.recorder.endless_loops import MOST_TURNS, ValueReads
 from triosim.tracer.recorder.module_paths import ModulePaths
+from triosim.tracer.recorder.recorded_step import Listener, RecordedOperator, RecordedStep, RecordedTensor
+from triosim.tracer.recorder.script_lines import is_waited_for, script_line, script_place
 from triosim.tracer.recorder.storages import AllocationContext, RecordedStorage, StorageTracker
 from triosim.tracer.steps import optimizer_hooks
 
 #: What is reduced is at most a norm of the gradients, or a few norms, up to this many bytes.
 LARGEST_NORMS = 64
-_OURS = (str(Path(__file__).resolve().parents[1]), *map(str, triosim.__path__))
-_TORCH = str(Path(torch.__file__).resolve().parent)
-
-
-@dataclass(slots=True, eq=False)
-class RecordedOperator:
-    """An operator as it was issued; tensors are indices of the step's ``tensors``, ``forward`` is the position of an operator.
-
-    ``outside`` says that it ran outside of modules, autograd and optimizer.
-    """
-
-    name: str
-    phase: Phase
-    layer: str
-    attributes: Mapping[str, Any]
-    stream: str
-    forward: int | None = None
-    outside: bool = False
-    communication: Communication | None = None
-    inputs: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class RecordedTensor:
-    """A tensor: a shape and a dtype in a storage."""
-
-    storage: RecordedStorage
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(slots=True)
-class RecordedStep:
-    """The operators, marks and tensors of one step, in order."""
-
-    operators: list[RecordedOperator] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    tensors: list[RecordedTensor] = field(default_factory=list)
-
-
-class Listener(Protocol):
-    """An object that learns of each operator and mark of a step as soon as it is recorded."""
-
-    def operator(self, operator: RecordedOperator, step: RecordedStep) -> None:
-        """An operator was added to a step."""
-        ...
-
-    def mark(self, mark: Mark) -> None:
-        """A mark was added."""
-        ...
 
 
 class Recorder:
@@ -443,12 +392,13 @@ class Recorder:
         self._mark("synchronize", self.stream(), None, script_line())
         if not known:
             if not self._optimizers:  # optimizers read values in loops that end by themselves
-                self.reads.add(script_line(), len(self.step.operators))
-            self.note(f"reads a tensor's value, which is not computed: it is assumed to be {value}")
+                self.reads.add(len(self.step.operators))
+            ending = f", and to end the loop after {MOST_TURNS} turns" if is_waited_for(*script_place()) else ""
+            self.note(f"reads a tensor's value, which is not computed: it is assumed to be {value}{ending}")
 
     def note(self, what: str) -> None:
         """Warn of what the running line of the script does differently than on a GPU, once for each line."""
-        file, number = _script_frame()
+        file, number = script_place()
         line = f"{Path(file).name}:{number}"
         if line not in self.notes:
             self.notes[line] = what
@@ -478,22 +428,6 @@ def local_tensors(value: Any) -> list[Any]:
     if parts is None:
         return []
     return [found for name in parts()[0] for found in local_tensors(getattr(value, name))]
-
-
-def script_line() -> str:
-    """Return the file and line, of the script or of a library that it uses, that called into PyTorch."""
-    file, number = _script_frame()
-    return f"{Path(file).name}:{number}"
-
-
-def _script_frame() -> tuple[str, int]:
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*_OURS, _TORCH, "<")):
-            return file, frame.f_lineno
-        frame = frame.f_back
-    return "?", 0
 
 
 def _sequence_number() -> int:

@@ -120,7 +120,3 @@ def test_drawing_until_all_lie_between_bounds_ends(where: str) -> None:
 @pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
 def test_that_all_are_finite_stays_true_however_often_it_is_asked() -> None:
     assert all(bool(torch.rand(3, device="cuda").isfinite().all()) for _ in range(200))
-
-
-def test_known_contents_are_printed() -> None:
-    assert str(torch.arange(2, device="cuda")) == "tensor([0, 1], device='cuda:0')"

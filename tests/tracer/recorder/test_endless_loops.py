@@ -15,6 +15,8 @@ from triosim.tracer.script_runner import run_script  # noqa: E402
 
 SCRIPT = """
 import torch
+def small(loss):
+    return loss.item() < 0
 layer = torch.nn.Linear(4, 4).cuda()
 optimizer = torch.optim.{optimizer}(layer.parameters(), lr=0.1)
 def closure():
@@ -47,20 +49,35 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
 @pytest.mark.parametrize(("body", "count"), [("pass", 300), ("loss = loss * 0.5", 300), (OPERATORS_OF_A_PASS, 30)])
-def test_a_loop_that_waits_for_a_value_ends_with_its_line(tmp_path: Path, body: str, count: int) -> None:
+def test_a_loop_that_waits_for_a_value_in_a_function_ends_with_its_line(tmp_path: Path, body: str, count: int) -> None:
     with pytest.raises(CaptureError) as raised:
-        run(tmp_path, "while loss.item() > 0:", body)
+        run(tmp_path, "while not small(loss):", body)
     assert str(raised.value).startswith(
-        f"loop.py:11: a loop does not end: it read a tensor's value, which is never computed, {count} times"
+        f"loop.py:4: a loop does not end: it read a tensor's value, which is never computed, {count} times"
     )
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
+@pytest.mark.parametrize(
+    ("loop", "body"),
+    [
+        ("while loss.item() > 0:", "pass"),
+        ("while not loss.item() < 0:", "pass"),
+        ("while loss > 0:", "optimizer.step(closure)"),
+        ("while True:", "value = loss.item(); optimizer.step(closure)\n        if value < 0.1: break"),
+        ("while True:", "if loss.item() > 9: break"),
+    ],
+)
+def test_a_loop_that_says_what_it_waits_for_ends(tmp_path: Path, loop: str, body: str) -> None:
+    assert any(note.endswith("to end the loop after 100 turns") for note in run(tmp_path, loop, body))
 
 
 @pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
 def test_one_that_reads_a_value_of_each_of_many_tensors_goes_on(tmp_path: Path) -> None:
     """Of 200 in each of two steps, with an operator between any two."""
     notes = run(tmp_path, "for _ in range(200):", "(loss + 1).item()")
-    assert [note.partition(": ")[0] for note in notes] == ["loop.py:12"]
+    assert [note.partition(": ")[0] for note in notes] == ["loop.py:14"]
 
 
 @pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")

@@ -21,7 +21,7 @@ from triosim.live.items import ElapsedTime, EventDone, ReadClock
 from triosim.live.script_process.task_feed import TaskFeed
 from triosim.tracer.device import cuda_api
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.recorder.recorder import script_line
+from triosim.tracer.recorder.script_lines import script_line
 
 #: What reading a clock takes the host. It lets a loop end that waits for a time.
 READ_SECONDS = 100e-9

@@ -31,7 +31,7 @@ from triosim.trace.formats.pytorch.kineto_file import ProfiledRank
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.recorder.recorder import script_line
+from triosim.tracer.recorder.script_lines import script_line
 from triosim.tracer.script_runner import EnoughSteps, execute, show_error
 from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
 from triosim.tracer.surroundings.file_overlay import FileOverlay

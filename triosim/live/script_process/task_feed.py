@@ -24,8 +24,9 @@ from triosim.live.items import (
 )
 from triosim.trace import Mark, Operator, Tensor
 from triosim.tracer.distributed.process_groups import ProcessGroups
+from triosim.tracer.recorder.recorded_step import RecordedOperator, RecordedStep
 from triosim.tracer.recorder.recorded_trace import category_of
-from triosim.tracer.recorder.recorder import RecordedOperator, RecordedStep, script_line
+from triosim.tracer.recorder.script_lines import script_line
 
 #: From so many items on they are sent. The simulation needs them soon, and the script should not run far ahead of it.
 _CHUNK = 512
