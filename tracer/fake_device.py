@@ -44,7 +44,13 @@ from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of
 from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
-from triosim.tracer.surroundings import cuda_profiler, distributed_checkpoints, nvidia_smi, saved_tensors
+from triosim.tracer.surroundings import (
+    cuda_profiler,
+    distributed_checkpoints,
+    file_functions,
+    nvidia_smi,
+    saved_tensors,
+)
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 
@@ -125,7 +131,7 @@ class FakeDevice:
         nvidia_smi.install(patches)
         cuda_profiler.install(patches)
         if self._files is not None:
-            self._files.install(patches)
+            file_functions.install(patches, self._files)
             patches.make(script_patches.profiler_exports(self._files))
         recorder.install(patches)
         data_parallel.install(patches)

@@ -6,6 +6,7 @@ looked up first: where a version of PyTorch lacks it, the capture ends with an e
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,27 @@ class Patches(ExitStack):
             own = vars(patch.owner).get(patch.name, _MISSING)
             setattr(patch.owner, patch.name, patch.replacement)
             self.callback(_restore, patch.owner, patch.name, own)
+
+    def rebind(
+        self,
+        replaced: Mapping[int, Any],
+        functions: Iterable[Any] = (),
+        spared: Callable[[str], bool] = lambda module: False,
+    ) -> None:
+        """Replace objects, by their identity, under every name that modules have for them, except in modules that are spared.
+
+        So what a module imported by name is replaced as well; and so are the default arguments of the given functions.
+        """
+        for name, module in list(sys.modules.items()):
+            if module is None or spared(name):
+                continue
+            bound = [
+                (one, value) for one, value in list(getattr(module, "__dict__", {}).items()) if id(value) in replaced
+            ]
+            self.make(Patch(module, one, replaced[id(value)]) for one, value in bound)
+        for function in functions:
+            self.callback(setattr, function, "__defaults__", function.__defaults__)
+            function.__defaults__ = tuple([replaced.get(id(one), one) for one in function.__defaults__])
 
     def add(self, owner: Any, name: str, value: Any) -> None:
         """Add a value to a list of PyTorch's, in place. Raises ``CaptureError`` when the list does not exist."""

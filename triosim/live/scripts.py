@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -176,10 +177,10 @@ def _with_ends(ranks: Iterable[int], world: int) -> list[int]:
 
 def _say_files(folder: str, *, kept: bool) -> None:
     """Say where what the script wrote lies; a temporary folder without any is removed."""
-    if os.listdir(folder):
+    if any(names for _, _, names in os.walk(folder)):
         print(f"triosim: what the script wrote is in {folder}", file=sys.stderr)
     elif not kept:
-        os.rmdir(folder)
+        shutil.rmtree(folder)
 
 
 def _say_interrupted(outcome: LiveOutcome) -> None:

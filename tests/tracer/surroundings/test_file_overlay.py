@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import bz2
 import os
+import posix
 import shutil
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from triosim.tracer.patches import Patches
+from triosim.tracer.surroundings import file_functions
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 
@@ -32,7 +37,7 @@ def overlay(tmp_path: Path, folder: Path) -> Iterator[FileOverlay]:
     before = contents(folder)
     with Patches() as patches:
         made = FileOverlay(tmp_path / "files")
-        made.install(patches)
+        file_functions.install(patches, made)
         yield made
     assert contents(folder) == before
 
@@ -107,9 +112,122 @@ def test_relative_paths_links_and_temporary_files(
     assert not os.path.exists(temporary)
 
 
+def test_temporary_files_are_closed_and_lie_in_the_overlay(overlay: FileOverlay) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"1")
+        assert file.name.startswith(overlay.folder)
+    assert not os.path.exists(file.name)
+    descriptor, made = tempfile.mkstemp(text=True)
+    os.close(descriptor)
+    assert made.startswith(os.environ["TMPDIR"])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: bz2.open(path, "wb").close(),
+        lambda path: tarfile.open(path, "w").close(),
+        lambda path: zipfile.ZipFile(path, "w").close(),
+        lambda path: posix.unlink(path),
+        lambda path: os.close(os.open(path, os.O_WRONLY | os.O_TRUNC)),
+        lambda path: os.close(os.open(path, os.O_RDWR | os.O_APPEND)),
+        lambda path: os.truncate(path, 0),
+        lambda path: os.utime(path, (0, 0)),
+        lambda path: Path(path).chmod(0o600),
+        lambda path: open(f"{path}.link", "w").close(),
+        lambda path: (os.symlink(path, f"{path}.new"), Path(f"{path}.new").write_text("through a link")),
+        lambda path: (os.link(path, f"{path}.hard"), Path(f"{path}.hard").write_text("through a link")),
+        lambda path: os.rename(os.path.dirname(path), f"{os.path.dirname(path)}.moved"),
+    ],
+)
+def test_no_function_changes_what_was_there(tmp_path: Path, folder: Path, write: Callable[[str], object]) -> None:
+    """Whether it was bound to another name at import, or a link leads there."""
+    os.symlink("notes.txt", folder / "notes.txt.link")
+    before = [(path, path.lstat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    with Patches() as patches:
+        file_functions.install(patches, FileOverlay(tmp_path / "files"))
+        write(str(folder / "notes.txt"))
+    for path, state in before:
+        now = path.lstat()
+        assert (now.st_mode, now.st_size, now.st_mtime_ns) == (state.st_mode, state.st_size, state.st_mtime_ns)
+    assert len(list(folder.rglob("*"))) == 4
+
+
+def test_links_lead_to_what_the_script_has_written(overlay: FileOverlay, folder: Path) -> None:
+    os.symlink(folder / "notes.txt", folder / "link")
+    os.symlink("deep", folder / "latest")
+    (folder / "link").write_text("new")
+    (folder / "latest" / "data.txt").write_text("newer")
+    assert (folder / "notes.txt").read_text() == "new"
+    assert (folder / "deep" / "data.txt").read_text() == "newer"
+    assert os.path.realpath(folder / "latest" / "data.txt") == str(folder / "deep" / "data.txt")
+    os.remove(folder / "link")
+    assert (folder / "notes.txt").read_text() == "new"
+    os.symlink("loop", folder / "loop")
+    with pytest.raises(OSError, match="levels of symbolic links"):
+        (folder / "loop").read_text()
+
+
+def test_the_working_directory_is_the_scripts(
+    overlay: FileOverlay, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    os.makedirs("runs/1")
+    os.chdir("runs/1")
+    assert os.getcwd() == str(folder / "runs" / "1") == str(Path.cwd())
+    Path("own.txt").write_text("own")
+    assert Path("../../notes.txt").read_text() == "old"
+    os.chdir("../..")
+    assert os.getcwd() == str(folder)
+    assert Path("runs/1/own.txt").read_text() == "own"
+    Path("deep/more.txt").write_text("more")
+    os.chdir("deep")  # in both layers
+    assert sorted(os.listdir()) == ["data.txt", "more.txt"]
+    assert Path("data.txt").read_text() == "data"
+    with pytest.raises(FileNotFoundError, match=r"'no\.txt'"):
+        Path("no.txt").read_text()
+
+
+def test_entries_of_a_folder_are_in_the_layer_that_has_them(overlay: FileOverlay, folder: Path) -> None:
+    (folder / "own").mkdir()
+    os.symlink("deep", folder / "link")
+    with os.scandir(folder) as found:
+        entries = {entry.name: entry for entry in found}
+    assert {name: (one.is_dir(), one.is_file(), one.is_symlink()) for name, one in entries.items()} == {
+        "deep": (True, False, False),
+        "link": (True, False, True),
+        "notes.txt": (False, True, False),
+        "own": (True, False, False),
+    }
+    assert entries["notes.txt"].path == str(folder / "notes.txt") == os.fspath(entries["notes.txt"])
+    assert entries["notes.txt"].stat().st_size == 3
+    assert [(one, sorted(folders), files) for one, folders, files in os.walk(folder / "deep")] == [
+        (str(folder / "deep"), [], ["data.txt"])
+    ]
+
+
+def test_a_folder_in_both_layers_is_moved_whole(overlay: FileOverlay, folder: Path) -> None:
+    (folder / "deep" / "more.txt").write_text("more")
+    os.rename(folder / "deep", folder / "moved")
+    assert sorted(os.listdir(folder / "moved")) == ["data.txt", "more.txt"]
+    assert sorted(os.listdir(folder)) == ["moved", "notes.txt"]
+    with pytest.raises(OSError, match="Directory not empty"):
+        os.rename(folder / "moved", folder)
+    with pytest.raises(IsADirectoryError):
+        os.replace(folder / "notes.txt", folder / "moved")
+
+
+def test_a_module_that_the_script_has_written_is_imported(
+    overlay: FileOverlay, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "written_by_the_script.py").write_text("NUMBER = 3")
+    assert __import__("written_by_the_script").NUMBER == 3
+
+
 def test_folders_that_are_shared_are_written(tmp_path: Path) -> None:
     with Patches() as patches:
-        FileOverlay(tmp_path / "files", (tmp_path / "shared",)).install(patches)
+        file_functions.install(patches, FileOverlay(tmp_path / "files", (tmp_path / "shared",)))
         os.makedirs(os.devnull.replace("null", ""), exist_ok=True)
         with open(os.devnull, "w") as file:
             file.write("gone")

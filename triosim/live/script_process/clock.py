@@ -84,10 +84,7 @@ def install(patches: Patches, feed: TaskFeed, start: float) -> None:
     patches.make(Patch(time, name, function) for name, function in replaced.values())
     simulated = _datetime(clock)
     by_identity = {id(real): function for real, (_, function) in replaced.items()} | {id(_Datetime): simulated}
-    patches.make(list(_bound_names(by_identity)))
-    for function in _functions_with_timers():
-        patches.callback(setattr, function, "__defaults__", function.__defaults__)
-        function.__defaults__ = tuple([by_identity.get(id(one), one) for one in function.__defaults__])
+    patches.rebind(by_identity, _functions_with_timers(), spared=lambda module: module == "time" or _is_real(module))
     patches.make([Patch(logging, "_startTime", start, missing="leave")])
     events = _event(feed)
     for owner in (torch.cuda, torch.cuda.streams):
@@ -145,16 +142,6 @@ def _keeps_real(frame: Any) -> bool:
 
 def _is_real(module: str) -> bool:
     return module.partition(".")[0] in _REAL or module.startswith(_REAL_OF_TORCH)
-
-
-def _bound_names(replaced: dict[int, Any]) -> Iterator[Patch]:
-    """Yield patches of names that modules bound to a clock when they were imported, as ``from time import time`` does."""
-    for name, module in list(sys.modules.items()):
-        if module is None or module is time or _is_real(name):
-            continue
-        for attribute, value in list(vars(module).items()):
-            if id(value) in replaced and value is not replaced[id(value)]:
-                yield Patch(module, attribute, replaced[id(value)])
 
 
 def _functions_with_timers() -> Iterator[Any]:
