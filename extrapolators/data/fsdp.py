@@ -51,6 +51,9 @@ class FullyShardedDataParallel(Extrapolator):
         Option("parameter_dtype", "dtype", None, "fsdp: the dtype in which parameters are gathered. By default their own."),
         Option("shard_dtype", "dtype",
                help="fsdp: the dtype in which shares are kept and updated. By default the parameters' own."),
+        Option("buffers", "choice", "auto", choices=("auto", "copied", "flat"),
+               help="fsdp: whether parameters and gradients are copied out of and into collectives' buffers, or lie there; "
+               "auto: flat in Megatron's stacks, where units are freed."),
     )  # fmt: skip
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
@@ -65,7 +68,9 @@ class FullyShardedDataParallel(Extrapolator):
             dtype=self.config.parameter_dtype,
             shard_dtype=self.config.shard_dtype,
         )
-        copies, groups, experts = DeviceCopies(program), shard_groups(program, mesh), program.experts
+        flat = {"flat": True, "copied": False}.get(self.config.buffers, choices.reshards and _has_flat_buffers(program))
+        copies = None if flat else DeviceCopies(program)
+        groups, experts = shard_groups(program, mesh), program.experts
 
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> RankHooksFactory:
             units = StageUnits(stage, gradients, choices, groups, experts)
@@ -88,6 +93,11 @@ def _usually(chosen: str, usual: str, mesh: Mesh) -> bool:
     In one, ``torch.distributed.pipelining`` keeps parameters whole, and gradients too, until the last micro-batch.
     """
     return chosen == usual or (chosen == "auto" and not any(axis.name == "pp" and axis.size > 1 for axis in mesh.axes))
+
+
+def _has_flat_buffers(program: Program) -> bool:
+    """Whether the software stack gathers parameters and reduces gradients where they lie."""
+    return program.stack is not None and program.stack.flat_buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +193,9 @@ class _UnitsOfTensors:
 
 
 class ShardUnits(TrainingHooks):
-    """Gathers one rank's units, and reduce-scatters their gradients."""
+    """Gathers one rank's units, and reduce-scatters their gradients. Without ``copies`` both lie in collectives' buffers."""
 
-    def __init__(self, context: RankContext, units: StageUnits, copies: DeviceCopies) -> None:
+    def __init__(self, context: RankContext, units: StageUnits, copies: DeviceCopies | None) -> None:
         super().__init__(context)
         self._units, self._copies, self._choices = units, copies, units.choices
         self._groups = {kind: sharing.group(self.rank) for kind, sharing in units.groups.items()}
@@ -230,17 +240,18 @@ class ShardUnits(TrainingHooks):
             if handle is not None:
                 self._gathered[unit] = None
                 yield Wait((handle,))
-                yield from self._copy_out(phase, unit)
+                if self._copies is not None:
+                    yield from self._copy_out(phase, unit, self._copies)
             following = self._units.positions[phase].get(unit, -1) + 1
             for other in self._units.order[phase][following : following + self._choices.prefetch]:
                 yield from self._gather(other)
 
-    def _copy_out(self, phase: Phase, unit: str) -> TaskStream:
+    def _copy_out(self, phase: Phase, unit: str, copies: DeviceCopies) -> TaskStream:
         """Copy a unit's parameters out of the all-gather's buffer."""
         nbytes = self._units.parameters[unit].total
         self.memory.free(("gathered", self._drained))
         self.memory.allocate(("whole", unit), nbytes, "communication", unit)
-        yield self._copies.task("aten::split_with_sizes_copy", phase, unit, nbytes)
+        yield copies.task("aten::split_with_sizes_copy", phase, unit, nbytes)
         if phase == "forward":
             self._drained = unit
         else:
@@ -262,6 +273,8 @@ class ShardUnits(TrainingHooks):
             if unit in self._gathered:
                 del self._gathered[unit]
                 self.memory.free(("whole", unit))
+                if self._copies is None:
+                    self.memory.free(("gathered", unit))
 
     def _gather(self, unit: str) -> TaskStream:
         if unit not in self._gathered:
@@ -280,8 +293,9 @@ class ShardUnits(TrainingHooks):
             layers, kind = self._units.gradients[unit], unit in self._units.expert_units
             self.memory.free("scattered")  # the buffer of the unit before this one
             self._drop(unit)
-            self.memory.allocate("scattered", layers.total, "communication", unit)
-            yield self._copies.task("aten::chunk_cat", "backward", unit, layers.total)
+            if self._copies is not None:
+                self.memory.allocate("scattered", layers.total, "communication", unit)
+                yield self._copies.task("aten::chunk_cat", "backward", unit, layers.total)
             for part in self._units.parts[unit]:
                 self.memory.free(("gradient", part.parameter.storage))
             self.memory.allocate(("share", unit), self._share(unit), "gradient", unit, stream="fsdp reduce-scatter")

@@ -36,6 +36,8 @@ class Stack:
         as Megatron-LM does since the end of 2021; DTensor waits for both products.
     fused_accumulation: whether products for gradients of weights add them to those of other micro-batches
         (``triosim.compute.pricing.gradient_accumulation``).
+    flat_buffers: whether parameters that ``fsdp`` gathers and frees, and gradients that it reduces, lie in buffers of
+        collectives and are not copied, as in Megatron-FSDP.
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
     call_seconds: the same of a communication.
     run_ahead: how many operators the host is ahead of its GPU at most, and then it waits for communication that its GPU waits
@@ -54,6 +56,7 @@ class Stack:
     call_seconds: float
     source: str
     fused_accumulation: bool = False
+    flat_buffers: bool = False
     run_ahead: int | None = None
     async_allreduce: bool = True
 

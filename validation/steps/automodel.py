@@ -3,8 +3,9 @@
 What a row leaves open is in its recipes (``examples/benchmark/configs`` of github.com/NVIDIA-NeMo/Automodel): a gate that sends
 each token to experts next to each other (``fake_balanced_gate``), in bf16 by DeepEP where the row names it; torch.optim.Adam;
 blocks that run again in the backward pass of dense models and of mixtures in pipelines; without a size of ``ep`` experts are
-divided over a node. A pipeline runs once for each local batch: a step of several is that many runs, and the time is of one.
-FlexAttention reaches about what FlashAttention-2 does (He et al., "FlexAttention", PyTorch blog 2024: 85 to 90% on an A100).
+divided over a node. FSDP2 copies what it gathers and reduces (``buffers=copied``). A pipeline runs once for each local batch: a
+step of several is that many runs, and the time is of one. FlexAttention reaches about what FlashAttention-2 does (He et al.,
+"FlexAttention", PyTorch blog 2024: 85 to 90% on an A100).
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from dataclasses import replace
 from typing import ClassVar
 
 from validation.steps.command import Command, CommandFormat
-from validation.steps.megatron_command import division_of
+from validation.steps.megatron_command import Division, division_of
 from validation.steps.nemo_models import check_whole_training, model_of, system_of
 from validation.steps.rows import Record, Row
 
 _COLUMNS = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "VP": "vp", "FSDP": "fsdp"}
 _NODE = 8
 _ROUTED = ("load=consecutive", "deepep_dispatch=as-is")
+_FSDP2 = ("buffers=copied",)
 
 
 class AutoModel(CommandFormat):
@@ -62,11 +64,16 @@ class AutoModel(CommandFormat):
             micro_batch_size=micro_batch,
             recompute=None if mixture and division.pp == 1 else "checkpoint",
             ep_transport="deepep" if division.ep > 1 else None,
-            **options | {"option": (*options["option"], *(_ROUTED if division.ep > 1 else ()))},
+            **options | {"option": (*options["option"], *_own(division))},
         )
         label = f"{record.text('Model')} {division.label} batch={samples}/{micro_batch}"
         measured = record.number("Time per Global Step (s)") / runs
         return Row(label, model.name, measured, "s", command, gpu=system.gpu, framework="NeMo AutoModel")
+
+
+def _own(division: Division) -> tuple[str, ...]:
+    """Return the options that FSDP2 and the routers of its mixtures stand for."""
+    return (_FSDP2 if division.dp > 1 else ()) + (_ROUTED if division.ep > 1 else ())
 
 
 FORMATS = (AutoModel(),)
