@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -69,6 +70,24 @@ def test_ranks_wait_for_a_late_one_in_simulated_time(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == sorted(lines)  # rank 0 stands for 1 and 2, which print nothing
     assert (tmp_path / "logs" / "rank-3.log").read_text(encoding="utf-8").splitlines() == lines[1::2]
     assert run(tmp_path, STRAGGLER, "--world", "4", "-q").stdout == done.stdout
+
+
+def test_the_page_has_the_timeline_of_the_step_that_the_tables_show(tmp_path: Path) -> None:
+    done = run(tmp_path, STRAGGLER, "--world", "4", "-q", "--report", "page.html", "-o", "result.json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    found = re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    timeline = json.loads(found[1])["timeline"]
+    assert timeline["end_ns"] == pytest.approx(result["step_time_s"] * 1e9, abs=1)
+    for rank in result["ranks"]:
+        tracks = [one for one in timeline["tracks"] if rank["rank"] in one["ranks"]]
+        computed = [one for one in tracks if one["stream"] == "compute"]
+        assert sum(sum(one["lasts"]) for one in computed) == pytest.approx(rank["compute_s"] * 1e9, abs=100)
+        waited = sum(wait for one in tracks for _, wait, _ in one["waits"])
+        assert waited == pytest.approx(rank["waiting_s"] * 1e9, abs=100)
+        assert (rank["waiting_s"] > 0.9) == (rank["rank"] != 3)  # all wait for the last one, a second long
+        assert {whom for one in tracks for _, _, whom in one["waits"]} <= {3, None, 0, 1, 2}
 
 
 @pytest.mark.parametrize("call", ["dist.barrier()", "dist.broadcast_object_list([1], src=0)"])

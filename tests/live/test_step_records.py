@@ -6,9 +6,12 @@ import pytest
 import simpy
 
 from triosim.engine import Recording
-from triosim.engine.recording import RankRecord
+from triosim.engine.recording import RankRecord, operator_times
 from triosim.live.step_records import StepRecords
 from triosim.networks import PacketNetwork, Topology
+from triosim.results.link_loads import loads
+from triosim.tasks import Compute, Handle
+from triosim.trace import Operator
 
 
 @pytest.fixture
@@ -68,3 +71,37 @@ def test_steps_that_are_alike_are_recorded_once_and_leave_nothing_behind(
     assert recording.transfers == {}
     assert [len(one.compute.merged()) for one in recording.ranks] == [1, 1]
     assert records.kept[1].recording.transfers["all_reduce", "world", 2, 8.0].count == 1
+
+
+def test_a_timeline_holds_what_ended_in_a_step_on_its_own_clock() -> None:
+    """A transfer of 2 GB at 1 GB/s and a computation of two operators go on over the end of the first step, at 1.5 s."""
+    network = PacketNetwork(simpy.Environment(), Topology.load("ring(2, bandwidth=1 GB/s, latency=0 s)"), record=True)
+    recording = Recording([RankRecord(0)], handles=[])
+    records = StepRecords(recording, network, hosts=1)
+    env = network.env
+    env.run(until=1.0)
+    network.transfer(0, 1, 2e9)
+    operators = [Operator(number, "aten::mm", "forward", "", (), (), 1.0) for number in range(2)]
+    running = Handle(0, Compute(tuple(operators)))
+    running.arrived = running.started = 1.0
+    assert recording.handles is not None
+    recording.handles.append(running)
+    env.run(until=1.5)
+    records.ended(0)
+    env.run(until=3.0)
+    running.finished, running.dependents = 3.0, None
+    env.run(until=3.5)
+    records.ended(1)
+    env.run(until=4.0)
+
+    (early,) = records.kept[0].recording.handles or ()
+    assert (early.started, early.finished) == (1.0, 1.5)
+    assert [times for _, *times in operator_times(early)] == [[1.0, 1.5], [1.5, 1.5]]
+    (handle,) = records.kept[1].recording.handles or ()
+    assert (handle.started, handle.finished) == (0.0, 1.5)
+    assert [times for _, *times in operator_times(handle)] == [[0.0, 0.5], [0.5, 1.5]]
+    assert recording.handles == []  # nothing is kept twice
+    for index, end, nbytes in ((0, 1.5, 0.5e9), (1, 2.0, 1.5e9)):
+        (load,) = loads(records.kept[index].network.rates, end).values()
+        assert load.carried([0.0, end]).sum() == pytest.approx(nbytes)
+    assert network.rates == []

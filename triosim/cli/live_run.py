@@ -31,7 +31,17 @@ tables = LaterModule("reports.terminal.result_tables")
 
 RANKS = "Ranks"
 #: Options of a simulation that a running script decides by itself, or that this command has of its own.
-_NOT_OURS = ("trace_format", "gpus", "iterations", "draws", "fail_on_oom", "gpu", "links", "operator_times")
+_NOT_OURS = (
+    "trace_format",
+    "gpus",
+    "iterations",
+    "draws",
+    "fail_on_oom",
+    "gpu",
+    "links",
+    "operator_times",
+    "timeline_ranks",
+)
 
 
 class RunCommand(QuickCommand):
@@ -111,6 +121,8 @@ def command(
         document.check_page(given["report"])
     request = _request(script or [], given)
     config = RunConfig.of(**chosen(OPTIONS, given))
+    if given["report"] is not None:
+        config = config.replaced(timeline=True, links=True)
     with monitored(_unheard, given) as progress:
         status, result = live.run_live(request, config, progress)
     if result is not None:

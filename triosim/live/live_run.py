@@ -106,6 +106,7 @@ class LiveRun:
         except KeyboardInterrupt:
             status = INTERRUPTED
             _interrupt(running.values())
+        records.close()
         outcome = LiveOutcome(tuple(records.steps), status)
         if not records.steps:
             return outcome

@@ -92,13 +92,15 @@ def live_system(gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | 
         call_overhead=launches.call_seconds if launches else 0.0,
         run_ahead=launches.run_ahead if launches else None,
         conditions=system.conditions,
+        timeline=config.timeline,
         contention=Contention(system.conditions.interference, gpu, system.topology, waiting),
     )
     prices = Prices(gpu, model, launched.trace.operators[0].host_seconds, config.models)
     heterogeneity = Heterogeneity(system.conditions, subject.trace, model)
     new_network = network_factory(system, config)
     symmetry, network = None, None
-    if streams is not None and should_fold(config.fold, world) and _all_is_equal(system.conditions):
+    folds = not (config.timeline or config.links) and should_fold(config.fold, world)
+    if streams is not None and folds and _all_is_equal(system.conditions):
         symmetry, network = _folded(streams, new_network)
     return LiveSystem(system, network or new_network(), options, heterogeneity, prices, symmetry)
 

@@ -5,18 +5,17 @@ At the end of each step the engine's recording is emptied, so that a run of many
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import simpy
-
 from triosim.engine import Recording
-from triosim.engine.intervals import Interval, Intervals
-from triosim.engine.recording import RankRecord, TransferIntervals
+from triosim.engine.intervals import Interval
+from triosim.engine.recording import RankRecord, TransferInterval, operator_times
+from triosim.live.step_network import LinkClock, StepNetwork
 from triosim.networks.base import Network
-from triosim.networks.extensions import ErrorEstimator, FigureReporter, LinkCounter
-from triosim.networks.topology import NodeRef
+from triosim.networks.extensions import FigureReporter, LinkCounter
+from triosim.tasks import Compute, Handle
 
 #: Steps whose times differ by no more than this are recorded once.
 _EQUAL = 1e-3
@@ -48,7 +47,7 @@ class StepRecord:
 class _Counted:
     """What the engine had counted when a step began, of each rank and of the network."""
 
-    ranks: Mapping[int, tuple[float, float, float]]
+    ranks: Mapping[int, tuple[float, float]]
     links: Mapping[str, float]
     figures: Mapping[str, float]
 
@@ -64,6 +63,7 @@ class StepRecords:
         self._running: dict[int, int] = {}  # by index: how many hosts have ended that step
         self._began = 0.0
         self._before = self._counted()
+        self._links = LinkClock(network)
 
     def ended(self, index: int) -> None:
         """Note that a step ended on one of the hosts, now."""
@@ -93,12 +93,38 @@ class StepRecords:
         ranks = [_rank_in(record, step, self._before.ranks.get(record.rank)) for record in self._recording.ranks]
         transfers, self._recording.transfers = self._recording.transfers, {}
         self._recording.compute_counts = {}
+        handles = self._move(step, ranks)
+        times = self._links.cut(step.began_s, step.began_s + step.seconds)
         if step.index == self._wanted or self._is_new(step):
-            network = StepNetwork(
-                self._network, _grown(self._before.links, counted.links), _grown(self._before.figures, counted.figures)
-            )
-            self.kept[step.index] = StepRecord(step, Recording(ranks, step.seconds, transfers=transfers), network)
+            carried, figures = _grown(self._before.links, counted.links), _grown(self._before.figures, counted.figures)
+            recording = Recording(ranks, step.seconds, transfers=transfers, handles=handles)
+            self.kept[step.index] = StepRecord(step, recording, StepNetwork(self._network, carried, figures, times))
         self._before = counted
+
+    def close(self) -> None:
+        """Note what has ended since the last step did, as far as it began in that."""
+        if self.steps:
+            self._move(None, [])
+
+    def _move(self, step: LiveStep | None, ranks: Sequence[RankRecord]) -> list[Handle] | None:
+        """Move what has ended from the recording to the ``ranks`` of the step that ends; return its tasks, if they are kept.
+
+        What began in the step before belongs to that, too.
+        """
+        index = len(self.steps) - 1 if step is None else step.index - 1
+        before = self.kept.get(index)
+        handles = _ended(self._recording)
+        for place, record in enumerate(self._recording.ranks):
+            done = _Done.taken_from(record)
+            if step is not None:
+                done.add_to(ranks[place], step)
+            if before is not None:
+                done.add_to(before.recording.ranks[place], before.step)
+        if before is not None and handles is not None and before.recording.handles is not None:
+            end = before.step.began_s + before.step.seconds
+            early = [one for one in handles if _begin(one) < end]
+            before.recording.handles += [_on_clock_of(before.step, one) for one in early]
+        return None if handles is None or step is None else [_on_clock_of(step, one) for one in handles]
 
     def _is_new(self, step: LiveStep) -> bool:
         """Whether the record of a step is to be kept. The first step sets up the script: it is like no other."""
@@ -108,67 +134,80 @@ class StepRecords:
     def _counted(self) -> _Counted:
         network = self._network
         return _Counted(
-            {one.rank: (one.compute_seconds, one.slowed_seconds, one.waiting_seconds) for one in self._recording.ranks},
+            {one.rank: (one.compute_seconds, one.slowed_seconds) for one in self._recording.ranks},
             network.bytes_by_link() if isinstance(network, LinkCounter) else {},
             network.figures() if isinstance(network, FigureReporter) else {},
         )
-
-
-class StepNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
-    """The network of a run, with the bytes that its links ``carried`` in one step, and what else it ``counted``."""
-
-    def __init__(self, network: Network, carried: Mapping[str, float], counted: Mapping[str, float]) -> None:
-        super().__init__(network.env, network.topology)
-        self._network, self._carried, self._counted = network, dict(carried), counted
-
-    def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
-        """As the network does."""
-        return self._network.transfer(source, destination, nbytes)
-
-    def bytes_by_link(self) -> dict[str, float]:
-        """Return the bytes that each link carried in the step."""
-        return self._carried
-
-    def figures(self) -> Mapping[str, float]:
-        """Return what the network counted in the step."""
-        return self._counted
-
-    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
-        """Return the network's."""
-        network = self._network
-        return network.relative_error(kind, gpus, nbytes) if isinstance(network, ErrorEstimator) else 0.0
 
 
 def _grown(before: Mapping[_Name, float], after: Mapping[_Name, float]) -> dict[_Name, float]:
     return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
-def _rank_in(record: RankRecord, step: LiveStep, before: tuple[float, float, float] | None) -> RankRecord:
-    """Return what a rank did in a step, and forget it. What began before the step counts from its beginning on."""
-    transfers = TransferIntervals()
-    began = step.began_s
-    for one in record.communication.transfers:
-        arrived, started = max(one.arrived, began), max(one.started, began)
-        transfers.add(arrived - began, started - began, one.finished - began, one.axis, one.layers)
-    record.communication.transfers = []
-    record.iterations.clear()
-    compute, slowed, waited = before or (0.0, 0.0, 0.0)
-    return RankRecord(
-        record.rank,
-        _within(record.compute.take(), began),
-        transfers,
-        _within(record.launch_waits.take(), began),
-        record.compute_seconds - compute,
-        record.slowed_seconds - slowed,
-        record.waiting_seconds - waited,
-        step.seconds,
-        [step.seconds],
-    )
+def _rank_in(record: RankRecord, step: LiveStep, before: tuple[float, float] | None) -> RankRecord:
+    """Return the record of a rank in a step, with what was counted of it, and no times yet."""
+    compute, slowed = before or (0.0, 0.0)
+    found = RankRecord(record.rank, finished=step.seconds, iterations=[step.seconds])
+    found.compute_seconds, found.slowed_seconds = record.compute_seconds - compute, record.slowed_seconds - slowed
+    return found
 
 
-def _within(intervals: list[Interval], began: float) -> Intervals:
-    found = Intervals()
-    for start, end in intervals:
-        if end > began:
-            found.add(max(start, began) - began, end - began)
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a rank has done, on the clock of the run."""
+
+    compute: Sequence[Interval]
+    launch_waits: Sequence[Interval]
+    transfers: Sequence[TransferInterval]
+
+    @classmethod
+    def taken_from(cls, record: RankRecord) -> _Done:
+        """Return what has ended, and forget it."""
+        transfers, record.communication.transfers = record.communication.transfers, []
+        record.iterations.clear()
+        return cls(record.compute.take(), record.launch_waits.take(), transfers)
+
+    def add_to(self, rank: RankRecord, step: LiveStep) -> None:
+        """Add to the record of a step what happened in it, on its own clock."""
+
+        def moved(seconds: float) -> float:
+            return min(max(seconds - step.began_s, 0.0), step.seconds)
+
+        for known, intervals in ((rank.compute, self.compute), (rank.launch_waits, self.launch_waits)):
+            for start, end in intervals:
+                known.add(moved(start), moved(end))
+        for one in self.transfers:
+            arrived, started, finished = moved(one.arrived), moved(one.started), moved(one.finished)
+            rank.communication.add(arrived, started, finished, one.axis, one.layers)
+            rank.waiting_seconds += started - arrived
+
+
+def _ended(recording: Recording) -> list[Handle] | None:
+    """Return the tasks that have ended, and forget them; None where no timeline is kept."""
+    if recording.handles is None:
+        return None
+    ended = [one for one in recording.handles if one.done]
+    recording.handles[:] = [one for one in recording.handles if not one.done]
+    return ended
+
+
+def _begin(handle: Handle) -> float:
+    """Return when an ended task began to wait or to run."""
+    return next((one for one in (handle.arrived, handle.started) if one is not None), handle.finished or 0.0)
+
+
+def _on_clock_of(step: LiveStep, handle: Handle) -> Handle:
+    """Return an ended task on the clock of a step, from whose beginning to whose end it counts."""
+
+    def moved(seconds: float | None) -> float | None:
+        return None if seconds is None else min(max(seconds - step.began_s, 0.0), step.seconds)
+
+    found = Handle(handle.rank, handle.task)
+    found.arrived, found.started, found.finished = moved(handle.arrived), moved(handle.started), moved(handle.finished)
+    found.layers, found.received, found.sequence_numbers = handle.layers, handle.received, handle.sequence_numbers
+    found.dependents = None
+    if isinstance(handle.task, Compute):
+        times = list(operator_times(handle))
+        found.operator_starts = tuple([moved(start) or 0.0 for _, start, _ in times])
+        found.operator_ends = tuple([moved(end) or 0.0 for *_, end in times])
     return found
