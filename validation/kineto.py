@@ -2,7 +2,9 @@
 
 It needs an environment with ``pip install HolisticTraceAnalysis "pandas<3"``, whose Python ``HTA_PYTHON`` names.
 
-An error is relative to the figure of the result, or to a hundredth of the step where the figure is smaller.
+An error is relative to the figure of the result, or to a hundredth of the step where the figure is smaller. The critical path
+of a step is compared where hosts keep ahead of their GPUs: the analysis does not follow a host from the thread of the forward
+pass to that of the backward pass.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import triosim
+from triosim.reports.kineto.activity import activities, lead
 from triosim.results.result import Result
+from triosim.tasks import Handle
 from validation.report import DataAbsent, Row
 
 CLAIM = 1e-3
@@ -26,6 +31,8 @@ _SCRIPT = Path(__file__).parent / "scripts" / "hta_figures.py"
 _STREAMS = Path(__file__).parents[1] / "tests" / "golden" / "data" / "streams_32.json.gz"
 _LLAMA = {"gpu": "H100", "seq": 2048, "batch_size": 4, "topology": "dgx-h100"}
 _SMALLEST = 0.01  # of the step
+_LAUNCH_BOUND = 0.01  # of the step, in which GPUs wait for launches
+_LAUNCH = 1000  # nanoseconds of a launch at the end of its call
 
 #: A name, a model or a trace, and the options of its step.
 RUNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -54,8 +61,9 @@ def rows() -> list[Row]:
             result.save_kineto(place)
             ran = subprocess.run([python, str(_SCRIPT), place], capture_output=True, text=True, check=True)
         errors: dict[str, list[float]] = {}
-        for what, seen, own in pairs(result, json.loads(ran.stdout)):
-            errors.setdefault(what, []).append(abs(seen - own) / max(abs(own), _SMALLEST * result.step_time_s))
+        seen = json.loads(ran.stdout)
+        for what, one, own in pairs(result, seen):
+            errors.setdefault(what, []).append(abs(one - own) / max(abs(own), _SMALLEST * result.step_time_s))
         found += [
             Row(f"{name}: {what}", "HolisticTraceAnalysis", len(some), max(some), CLAIM)
             for what, some in errors.items()
@@ -68,6 +76,8 @@ def pairs(result: Result, seen: dict[str, Any]) -> Iterator[tuple[str, float, fl
     iterations, step = len(result.data.iterations), result.step_time_s
     ranks = {rank.rank: rank for rank in result.data.ranks}
     second = 1e-6 / iterations
+    handles = _by_rank(result)
+    ahead = max(lead(activities(some)) for some in handles.values())  # by which GPUs begin later than hosts
     for row in seen["temporal"]:
         rank = ranks[row["rank"]]
         outside = step - row["kernel_time(us)"] * second  # before the first kernel and after the last
@@ -85,6 +95,29 @@ def pairs(result: Result, seen: dict[str, Any]) -> Iterator[tuple[str, float, fl
         computing = step - ranks[number].exposed_communication_s - ranks[number].idle_s
         yield "kernels that compute", sums["COMPUTATION"] * second, computing
         yield "kernels of NCCL", sums["COMMUNICATION"] * second, transfers
+        if result.data.launch_wait_s < _LAUNCH_BOUND * step:
+            path = seen["critical_path"][str(number)]["total"] * 1e-6
+            yield "critical path", path, record.iterations[0] + ahead * 1e-9
+        longest = _longest_queue(handles[number], ahead)
+        yield "queue length", seen["queue"][str(number)] / longest * step, step
+
+
+def _by_rank(result: Result) -> dict[int, list[Handle]]:
+    by_rank: dict[int, list[Handle]] = {}
+    assert result.recording is not None
+    for handle in result.recording.handles or ():
+        by_rank.setdefault(handle.rank, []).append(handle)
+    return by_rank
+
+
+def _longest_queue(handles: list[Handle], ahead: int) -> int:
+    """Return how many operations are launched and not begun at most on a stream of a rank."""
+    changes: dict[str, list[tuple[int, int]]] = {}
+    for one in activities(handles):
+        if one.runs:
+            launched = max(one.called, one.returned - _LAUNCH)
+            changes.setdefault(one.stream, []).extend(((launched, 1), (one.begin + ahead, -1)))
+    return max(max(accumulate(change for _, change in sorted(some))) for some in changes.values())
 
 
 def _kernel_sums(seen: dict[str, Any]) -> dict[int, Counter[str]]:

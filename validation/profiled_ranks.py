@@ -15,7 +15,7 @@ from validation.report import Row, relative
 
 _SWITCH = "switch(4, bandwidth={} GB/s, latency=1 us)"
 _PROFILED, _SLOW = 100, 20
-_CLAIMED = {_PROFILED: 0.025, _SLOW: 0.06}
+_CLAIMED = {_PROFILED: 0.012, _SLOW: 0.006}
 #: The options of each step.
 STEPS: tuple[dict[str, Any], ...] = (
     {"parallel": "ddp=4"},
@@ -25,6 +25,8 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"parallel": "tp=4", "tp_style": "megatron", "sequence_parallel": True},
     {"parallel": "pp=4", "micro_batches": 8, "schedule": "1f1b"},
     {"parallel": "dp=2,pp=2", "micro_batches": 4},
+    {"parallel": "pp=2", "micro_batches": 4, "schedule": "interleaved", "virtual_stages": 2},
+    {"parallel": "cp=4"},
     {"parallel": "dp=2,tp=2"},
 )
 

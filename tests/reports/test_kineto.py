@@ -14,6 +14,8 @@ from hand_made_run import result
 import triosim
 from triosim.cli import main as cli
 from triosim.errors import OutputError
+from triosim.reports.kineto.transfers import profiled
+from triosim.tasks import AllToAll, Communicator
 from triosim.trace import Operator
 
 TRACES = Path(__file__).parents[2] / "examples" / "traces"
@@ -61,6 +63,7 @@ def test_a_collective_ends_at_one_moment_on_all_ranks(profiles: list[dict[str, A
         (reduce,) = (one for one in kernels if "AllReduce" in one["name"])
         assert reduce["ts"] - kernels[0]["ts"] == pytest.approx(arrived)
         assert (reduce["args"]["In msg nelems"], reduce["args"]["Process Group Ranks"]) == (10_000_000, "[0, 1]")
+        assert reduce["args"].get("waiting_us") == (1000 if arrived == 5000 else None)
         ends.add(round(reduce["ts"] + reduce["dur"], 3))
     assert len(ends) == 1
 
@@ -83,7 +86,57 @@ def test_each_kernel_has_one_launch_before_it_in_a_call_in_a_step(profiles: list
             assert within(launch, call)
             assert call["tid"] != step["tid"] or within(call, step)
             assert kernel["ts"] + kernel["dur"] <= step["ts"] + step["dur"]
-        assert [one["name"] for one in launches.values()] == ["cudaDeviceSynchronize"]
+        events = ["cudaEventRecord", "cudaStreamWaitEvent"]
+        assert [one["name"] for one in launches.values()] == [*events, *events, "cudaDeviceSynchronize"]
+
+
+@pytest.mark.parametrize("options", [{"parallel": "dp=2,pp=2", "micro_batches": 4}, {"parallel": "fsdp=4"}])
+def test_what_waits_for_another_stream_begins_when_that_is_done(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The work that is launched next on a stream that waits begins after the work before the event, as with CUDA."""
+    triosim.simulate("gpt2", gpu="A100", layers=2, timeline=True, **options).save_kineto(tmp_path)
+    for file in tmp_path.iterdir():
+        profile = json.loads(gzip.decompress(file.read_bytes()))
+        calls = {one["args"]["correlation"]: one for one in slices(profile, "cuda_runtime")}
+        kernels = sorted(slices(profile, "kernel"), key=lambda one: calls[one["args"]["correlation"]]["ts"])
+        *waits, last = slices(profile, "cuda_sync")
+        assert waits
+        assert last["name"] == "Context Sync"
+        for wait in waits:
+            called = calls[wait["args"]["correlation"]]
+            record = calls[wait["args"]["wait_on_cuda_event_record_corr_id"]]
+            assert (called["name"], record["name"]) == ("cudaStreamWaitEvent", "cudaEventRecord")
+            before = [one for one in kernels if calls[one["args"]["correlation"]]["ts"] < record["ts"]]
+            awaited = [one for one in before if one["tid"] == wait["args"]["wait_on_stream"]][-1]
+            after = [one for one in kernels if calls[one["args"]["correlation"]]["ts"] > called["ts"]]
+            waiting = next(one for one in after if one["tid"] == wait["args"]["stream"])
+            assert awaited["tid"] != waiting["tid"]
+            assert awaited["ts"] + awaited["dur"] <= waiting["ts"] + 1e-3
+
+
+def test_the_messages_of_a_batch_are_named_before_its_kernel(tmp_path: Path) -> None:
+    """Ring attention on two GPUs: each sends its keys and values to the other in one batch."""
+    run = triosim.simulate("gpt2", "cp=2", gpu="A100", layers=1, timeline=True)
+    run.save_kineto(tmp_path)
+    profile = json.loads(gzip.decompress((tmp_path / "rank-0.json.gz").read_bytes()))
+    said = [one["args"] for one in slices(profile, "cpu_op") if one["name"] == "record_param_comms"]
+    kernels = [one for one in slices(profile, "kernel") if one["args"].get("Collective name") == "coalesced"]
+    for kind, peer in (("send", "Dst Rank"), ("recv", "Src Rank")):
+        messages = [one for one in said if one["Collective name"] == kind]
+        assert len(messages) == len(kernels) > 0
+        assert {one[peer] for one in messages} == {1}
+        sizes = ("In msg nelems", "Out msg nelems") if kind == "send" else ("Out msg nelems", "In msg nelems")
+        assert [one[sizes[0]] for one in messages] == [kernel["args"][sizes[0]] for kernel in kernels]
+        assert {one[sizes[1]] for one in messages} == {0}
+
+
+def test_an_all_to_all_says_what_a_rank_sends_in_all_and_to_each() -> None:
+    """PyTorch's input of an all-to-all is what a rank sends; with unequal shares it says how much goes to each."""
+    group = Communicator((0, 2, 5), "ep")
+    even = profiled(AllToAll(9e6, group), 2, {group: 0}, 0.0).arguments
+    assert (even["In msg nelems"], even["Out msg nelems"]) == (9_000_000, 9_000_000)
+    pairs = profiled(AllToAll(15.0, group, shares=(1, 2, 3, 4, 5, 6, 7, 8, 9)), 2, {group: 0}, 0.0).arguments
+    assert (pairs["In msg nelems"], pairs["In split size"]) == (15, "[4, 5, 6]")
+    assert (pairs["Out msg nelems"], pairs["Out split size"]) == (15, "[2, 5, 8]")
 
 
 def within(inner: Event, outer: Event) -> bool:

@@ -20,7 +20,7 @@ from triosim.units import whole_nanoseconds
 Transfer = Collective | Send | Recv | Batch | Copy
 
 #: Nanoseconds of a call that launches something, of one that does not, and the least, in which calls nest.
-_LAUNCHING, _OTHER, _LEAST = 1000, 100, 16
+_LAUNCHING, _OTHER, _LEAST = 1000, 100, 64
 
 
 @dataclass(frozen=True, slots=True)

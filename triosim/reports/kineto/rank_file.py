@@ -10,6 +10,7 @@ from typing import NamedTuple, TextIO
 from triosim.reports.kineto.activity import Activity, Transfer, activities
 from triosim.reports.kineto.memory import memory_events
 from triosim.reports.kineto.run_facts import RunFacts
+from triosim.reports.kineto.stream_waits import StreamWaits
 from triosim.reports.kineto.transfers import profiled
 from triosim.reports.tracks import Tracks
 from triosim.tasks import Handle
@@ -18,6 +19,7 @@ from triosim.trace.formats.pytorch.kineto_file import (
     HostSpan,
     KinetoFile,
     ProfiledRank,
+    RecordedEvent,
     Thread,
     WorkCategory,
     autograd_name,
@@ -32,6 +34,10 @@ from triosim.units import whole_nanoseconds
 _BEGIN = 1000
 #: The longest that a launch takes of its call.
 _LAUNCH = 1000
+#: Nanoseconds of a call that records an event, or lets a stream wait for one.
+_EVENT = 2
+#: The least of a batch's call that is left when its messages are named.
+_ROOM = 20
 #: How much smaller a call is than the one around it.
 _MARGIN = 2
 #: The annotation of an optimizer's step, whose class no trace names.
@@ -57,10 +63,16 @@ class RankFile:
         self._later = _BEGIN + facts.lead
         self._sequences = _SequenceNumbers()
         self._arguments: dict[int, str] = {}  # by id() of an operator, which the recording keeps alive
+        self._waits = StreamWaits({}, frozenset())
+        self._last: dict[Handle, Activity] = {}  # of the activities of a task that run
+        self._begun: set[Handle] = set()
+        self._events: dict[Handle, RecordedEvent] = {}
 
     def write(self, handles: Sequence[Handle], ranges: Sequence[ScriptRange] | None = None) -> None:
         """Write the whole profile; a script's own ``ranges`` stand in place of the steps."""
         found = list(activities(handles))
+        self._waits = StreamWaits.of(handles)
+        self._last = {one.handle: one for one in found if one.runs}
         if found:
             returned = found[-1].returned + _BEGIN
             done = max(returned + 1, self._later + max(one.end for one in found))
@@ -69,7 +81,7 @@ class RankFile:
                 self._kineto.annotation(name, span)
             for one in found:
                 self._write(one)
-            self._kineto.runtime("cudaDeviceSynchronize", HostSpan(returned, done))
+            self._kineto.synchronize(HostSpan(returned, done))
         if self._facts.memory is not None:
             for event in memory_events(self._facts.memory, self._owner.rank, found):
                 self._kineto.memory(event.moment + _BEGIN, *event[1:])
@@ -99,21 +111,45 @@ class RankFile:
 
     def _transfer(self, one: Activity, task: Transfer) -> None:
         shown = profiled(task, self._owner.rank, self._facts.groups, one.handle.received)
-        span, arguments = _span(one), encoded(shown.arguments)
+        waiting = whole_nanoseconds(one.handle.started or 0.0) - one.begin
+        about = {**shown.arguments, "waiting_us": waiting / 1000} if waiting > 0 else shown.arguments
+        span, arguments = _span(one), encoded(about)
         self._kineto.call(shown.call, span, f'"Fwd thread id": {int(span.thread == "backward")}')
         if shown.communicates:
             span = span.inner(_MARGIN)
+            for part in shown.parts:
+                begin = min(span.begin, span.end - _ROOM)
+                self._kineto.call("record_param_comms", HostSpan(begin, begin + 1, span.thread), encoded(part))
+                span = HostSpan(begin + 1, span.end, span.thread)
             self._kineto.call("record_param_comms", span, arguments)
         if one.runs:
             self._work(one, shown.work, shown.category, span, arguments)
 
     def _work(self, one: Activity, name: str, category: WorkCategory, span: HostSpan, arguments: str) -> None:
-        """Write the work of a call that was just written; it is launched at the call's end."""
+        """Write the work of a call that was just written: what its stream waits for, its launch, the event behind it."""
         within = span.inner(_MARGIN)
-        launch = HostSpan(max(within.begin, within.end - _LAUNCH), within.end, span.thread)
         begin, end = one.begin + self._later, one.end + self._later
         stream = self._tracks.track(one.stream, begin, end)
+        since = self._wait(one.handle, stream, within)
+        recorded = one.handle in self._waits.recorded and self._last[one.handle] is one
+        until = within.end - _EVENT if recorded else within.end
+        launch = HostSpan(max(since, until - _LAUNCH), until, span.thread)
         self._kineto.work(name, category, stream, begin, end, launch, arguments)
+        if recorded:
+            self._events[one.handle] = self._kineto.record_event(stream, end, HostSpan(until, within.end, span.thread))
+
+    def _wait(self, handle: Handle, stream: int, within: HostSpan) -> int:
+        """Let the stream wait for the events of a task's first work, those last that end last; return when that is done."""
+        since = within.begin
+        if handle in self._begun:
+            return since
+        self._begun.add(handle)
+        awaited = [self._events[one] for one in self._waits.awaited.get(handle, ()) if one in self._events]
+        most = (within.end - since) // _EVENT - 2
+        for event in awaited[max(0, len(awaited) - most) :]:
+            self._kineto.wait_event(stream, event, HostSpan(since, since + _EVENT, within.thread))
+            since += _EVENT
+        return since
 
 
 def _span(one: Activity) -> HostSpan:

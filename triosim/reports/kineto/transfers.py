@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from triosim.networks.collectives.algorithm import to_each
 from triosim.reports.kineto.activity import Transfer
-from triosim.tasks import Batch, Collective, CollectiveKind, Communicator, Copy, Send
+from triosim.tasks import AllToAll, Batch, Collective, CollectiveKind, Communicator, Copy, Recv, Send
 from triosim.trace.formats.pytorch.kineto_file import WorkCategory
 
 #: By kind: the call of c10d, PyTorch's name of the collective, and NCCL's kernel.
@@ -26,12 +27,16 @@ _POINT_TO_POINT = "ncclDevKernel_SendRecv"
 
 @dataclass(frozen=True, slots=True)
 class ProfiledTransfer:
-    """A transfer in a profile: its call, its work on the GPU, and the arguments of both. A copy is no communication."""
+    """A transfer in a profile: its call, its work on the GPU, and the arguments of both. A copy is no communication.
+
+    ``parts`` are the arguments of the messages of a batch, each of which has a call of its own before the one kernel.
+    """
 
     call: str
     work: str
     category: WorkCategory
     arguments: Mapping[str, Any]
+    parts: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def communicates(self) -> bool:
@@ -52,35 +57,55 @@ def profiled(task: Transfer, rank: int, numbers: Mapping[Communicator, int], rec
         return _collective(task, rank, numbers)
     if isinstance(task, Batch):
         sent = sum(part.nbytes for part in task.parts if isinstance(part, Send))
-        peers = sorted({part.destination if isinstance(part, Send) else part.source for part in task.parts})
-        about = _about("coalesced", sent, received, task.label) | {"Peers": peers}
-        return ProfiledTransfer("nccl:coalesced", _POINT_TO_POINT, "kernel", about)
+        receives = sum(isinstance(part, Recv) for part in task.parts)
+        parts = tuple(_message(part, received / max(1, receives), task.label) for part in task.parts)
+        about = _about("coalesced", sent, received, task.label)
+        return ProfiledTransfer("nccl:coalesced", _POINT_TO_POINT, "kernel", about, parts)
+    call = "c10d::send" if isinstance(task, Send) else "c10d::recv_"
+    return ProfiledTransfer(call, _POINT_TO_POINT, "kernel", _message(task, received, task.label))
+
+
+def _message(task: Send | Recv, received: float, axis: str) -> dict[str, Any]:
+    """Return what is said of a message; the engine adds up what a batch receives, so that its receives have equal parts."""
     if isinstance(task, Send):
-        about = _about("send", task.nbytes, 0.0, task.label) | {"Dst Rank": task.destination}
-        return ProfiledTransfer("c10d::send", _POINT_TO_POINT, "kernel", about)
-    about = _about("recv", 0.0, received, task.label) | {"Src Rank": task.source}
-    return ProfiledTransfer("c10d::recv_", _POINT_TO_POINT, "kernel", about)
+        return _about("send", task.nbytes, 0.0, axis) | {"Dst Rank": task.destination}
+    return _about("recv", 0.0, received, axis) | {"Src Rank": task.source}
 
 
 def _collective(task: Collective, rank: int, numbers: Mapping[Communicator, int]) -> ProfiledTransfer:
     call, name, kernel = _COLLECTIVES[task.kind]
     size = len(task.group.ranks)
+    place = task.group.ranks.index(rank)
     share = task.nbytes / size
     if task.shares is not None and len(task.shares) == size:
-        share = task.shares[task.group.ranks.index(rank)]
+        share = task.shares[place]
     sent, received = {
         "all_gather": (share, task.nbytes),
         "reduce_scatter": (task.nbytes, share),
-        "all_to_all": (share, share),
         "gather": (share, task.nbytes),
         "scatter": (task.nbytes, share),
     }.get(task.kind, (task.nbytes, task.nbytes))
-    about = _about(name, sent, received, task.group.name) | {
+    about = _about(name, sent, received, task.group.name)
+    if isinstance(task, AllToAll) and task.shares is not None:
+        about |= _splits(task.shares, size, place)
+    about |= {
         "Group size": size,
         "Process Group Name": str(numbers[task.group]),
         "Process Group Ranks": str(list(task.group.ranks)),
     }
     return ProfiledTransfer(call, kernel, "kernel", about)
+
+
+def _splits(shares: Sequence[float], size: int, place: int) -> dict[str, Any]:
+    """Return what an all-to-all of unequal shares says of the rank at this place: what it sends to each, what each sends."""
+    sent = [round(to_each(shares, place, other, size)) for other in range(size)]
+    received = [round(to_each(shares, other, place, size)) for other in range(size)]
+    return {
+        "In msg nelems": sum(sent),
+        "Out msg nelems": sum(received),
+        "In split size": str(sent),
+        "Out split size": str(received),
+    }
 
 
 def _about(name: str, sent: float, received: float, axis: str) -> dict[str, Any]:

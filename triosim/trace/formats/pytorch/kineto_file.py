@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 from triosim.trace.autograd import ENGINE_PREFIX
 from triosim.trace.formats.pytorch.execution_trace import DTYPES
@@ -20,6 +20,8 @@ WorkCategory = Literal["kernel", "gpu_memcpy", "gpu_memset"]
 #: A thread of the host: that of the script, and autograd's.
 Thread = Literal["main", "backward"]
 
+#: Nanoseconds by which a wait begins before it is over.
+_BEFORE = 2000
 #: Process ids of hosts begin here, above all device numbers, which are the process ids of GPUs.
 FIRST_PROCESS = 100_000
 _TYPES = {dtype: name for name, dtype in reversed(DTYPES.items())}
@@ -58,6 +60,14 @@ class ProfiledRank:
     gpu: str
     device: int = 0
     groups: tuple[ProcessGroup, ...] = ()
+
+
+class RecordedEvent(NamedTuple):
+    """A CUDA event: the correlation of the call that recorded it, the stream, and when it is done."""
+
+    correlation: int
+    stream: int
+    done: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +122,34 @@ class KinetoFile:
         """Write an annotation of the script: a step, a module, the optimizer."""
         self._host_slice("user_annotation", name, span, "")
 
-    def runtime(self, name: str, span: HostSpan) -> None:
-        """Write a call of the CUDA runtime that launches nothing."""
+    def runtime(self, name: str, span: HostSpan) -> int:
+        """Write a call of the CUDA runtime that launches nothing, and return its correlation."""
         self._correlation += 1
         self._host_slice("cuda_runtime", name, span, f'"correlation": {self._correlation}')
+        return self._correlation
+
+    def synchronize(self, span: HostSpan) -> None:
+        """Write that the host waits for the device until the end of the span."""
+        self.runtime("cudaDeviceSynchronize", span)
+        self._synchronization("Context Sync", -1, span.begin, span.end, "")
+
+    def record_event(self, stream: int, done: int, span: HostSpan) -> RecordedEvent:
+        """Write that an event is recorded on a stream, after the work that was launched on it last, and is ``done``."""
+        return RecordedEvent(self.runtime("cudaEventRecord", span), stream, done)
+
+    def wait_event(self, stream: int, event: RecordedEvent, span: HostSpan) -> None:
+        """Write that the next work that is launched on a stream waits for an event.
+
+        The wait stands on the stream just before it is over: readers that count whole microseconds let the work after it wait
+        for the event of the last such wait.
+        """
+        self.runtime("cudaStreamWaitEvent", span)
+        begin = max(span.begin, event.done - _BEFORE)
+        awaited = (
+            f', "wait_on_stream": {event.stream}, "wait_on_cuda_event_record_corr_id": {event.correlation}, '
+            f'"wait_on_cuda_event_id": {event.correlation}'
+        )
+        self._synchronization("Stream Wait Event", stream, begin, begin + 1, awaited)
 
     def work(
         self,
@@ -163,6 +197,12 @@ class KinetoFile:
         self._file.write(f'\n],\n"traceName": "rank-{self._owner.rank}.json"}}\n')
 
     # ---- events -------------------------------------------------------------------------------------------------
+
+    def _synchronization(self, name: str, stream: int, begin: int, end: int, awaited: str) -> None:
+        """Write what the device knows of the runtime's last call, as the profiler does where it is asked for it."""
+        own = f'"device": {self._owner.device}, "context": 1, "stream": {stream}, "correlation": {self._correlation}{awaited}'
+        what = f'"ph": "X", "cat": "cuda_sync", "name": "{name}", "pid": {self._owner.device}, "tid": {stream}'
+        self._event(f'{what}, {_times(begin, end)}, "args": {{{own}}}')
 
     def _host_slice(self, category: str, name: str, span: HostSpan, arguments: str) -> None:
         self._used.add(span.thread)
