@@ -67,11 +67,11 @@ class Step:
 
     def command(self) -> Command:
         """Return the command that predicts the seconds of the step."""
-        return Command.of(self._model, gpu=self.gpu, topology=self._topology, **self._options(self.overlapped))
+        return Command.of(self._model, gpu=self.gpu, topology=self._topology, **self._options())
 
     def memory_command(self) -> Command:
         """Return the command that predicts the memory of its ranks."""
-        return replace(Command.of(self._model, gpu=self.gpu, **self._options(False)), verb="memory")
+        return replace(Command.of(self._model, gpu=self.gpu, **self._options()), verb="memory")
 
     def row(self, measured: float, unit: str, quantity: str = "step time", published: float | None = None) -> Row:
         """Return a row of the step's time, or of its memory."""
@@ -96,13 +96,13 @@ class Step:
     def _topology(self) -> str | None:
         return self.topology.format(self.gpus) if self.gpus > 8 else None  # a node is the GPU's usual system
 
-    def _options(self, overlapped: bool) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         sizes = dict(self.axes)
         tensor, sharded = sizes.get("tp", 1) > 1, sizes.get("fsdp", 1) > 1
         own = ["shard_dtype=fp32"] if sharded else []
         own += ["parameter_dtype=fp8"] if sharded and self.eight else []
         own += ["embedding_gradient=whole"] if tensor else []
-        own += ["overlap=ring"] if overlapped else []
+        own += ["overlap=ring"] if self.overlapped else []
         found = {
             "seq": self.sequence,
             "parallel": axes(**sizes),

@@ -20,6 +20,7 @@ from triosim.extrapolators.core.kept_programs import Kept
 from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, SendToStage, TransferKey
 from triosim.extrapolators.core.shape_differences import ShapeDifferences
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, PERSISTENT, whole_blocks
+from triosim.memory.liveness.logits import kept_for_loss
 from triosim.operators.features import base_name
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
 
@@ -91,7 +92,8 @@ class ProgramStorages:
         blocks = program.blocks
         #: The storage of a parameter, by the ids that it goes by.
         self.parameters: dict[int, int] = {}
-        self.kept_until = program.kept_until
+        #: What lives longer than its readers, by the operator until which it does.
+        self.kept_until = {**program.kept_until, **_kept_for_loss(program, trace)}
         made = frozenset[int]().union(*(block.tensors.made for block in blocks))
         first: dict[int, Tensor] = {}  # by storage
         for block in reversed(blocks):
@@ -109,6 +111,14 @@ class ProgramStorages:
         self.part = None if differences is None else DifferingStorages(program, trace, differences)
         #: Whether what the step finds is the same in the other programs.
         self.held_alike = differences is not None and not any(map(self.persistent.__getitem__, differences.storages))
+
+
+def _kept_for_loss(program: Program, trace: Trace) -> dict[int, frozenset[int]]:
+    """Return what lives until the loss is computed, by its operator's id, where no capture says when it was freed."""
+    if trace.storages or not program.training:
+        return {}
+    forward = (block for block in reversed(program.blocks) if block.phase == "forward")
+    return kept_for_loss(operator for block in forward for operator in reversed(block.operators))
 
 
 class _Storages:
@@ -207,7 +217,8 @@ class MicroBatchLiveness:
         self._storages = storages
         self._receives = receives
         captured = storages.captured
-        self._is_captured = bool(captured.hidden or captured.freed or storages.kept_until)
+        self._is_captured = bool(captured.hidden or captured.freed)
+        self._kept_until = storages.kept_until
         self._ready: dict[int, list[tuple[Gradient, float]]] = {}
         for gradient, nbytes in gradients:
             self._ready.setdefault(gradient.ready, []).append((gradient, nbytes))
@@ -287,6 +298,9 @@ class MicroBatchLiveness:
                 lifetime.nbytes = max(lifetime.nbytes, self._storages.captured.scale(storage, nbytes))
             lifetime.last = position
             self._seen[tensor.id] = _TensorMemory(self._generations[storage], nbytes, {nbytes: lifetime})
+        for storage in self._kept_until.get(operator.id, ()):
+            if storage in self._current:
+                self._current[storage].last = max(self._current[storage].last, position)
         if self._is_captured:
             self._capture(operator, position)
         if operator.id in self._ready:
@@ -366,9 +380,6 @@ class MicroBatchLiveness:
             lifetime = MicroBatchLifetime(size, *what, position, one.id)
             lifetime.birth_clock = one.born
             self._current[one.id] = self._add(lifetime)
-        for storage in self._storages.kept_until.get(operator.id, ()):
-            if storage in self._current:
-                self._current[storage].last = max(self._current[storage].last, position)
         for one in captured.freed.get(operator.id, ()):
             freed = self._current.get(one.id)
             if freed is not None and position >= freed.last:
