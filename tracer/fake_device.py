@@ -160,10 +160,11 @@ class FakeDevice:
             raise CaptureError(
                 "the step did nothing on the device 'cuda'", fix="move the model and its inputs there, as for a GPU"
             )
-        batch_size = observed.batch_size
+        inlined = self.recorder.inlined
+        batch_size = observed.batch_size or inlined.batch_size
         if batch_size is None:
             raise CaptureError("no module was called with a tensor in this step", fix="give the batch size")
-        model = observed.model_name or "unknown"
+        model = observed.model_name or inlined.name or "unknown"
         trace = trace_of(
             step, self.recorder.storages, batch_size=batch_size, model=model, gpu=self.gpu.name, software=_software()
         )

@@ -178,6 +178,8 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], observed: Ste
             pass  # one whose step raised, and was caught
         if running or torch._C._current_graph_task_id() != -1:  # inside of another one, or of the backward pass
             return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():  # it runs when the graph is replayed
+            return
         if observed.stepped(optimizer):
             observed.step_over()
             over(optimizer)

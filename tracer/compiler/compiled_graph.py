@@ -15,9 +15,11 @@ from triosim.trace import Phase
 from triosim.tracer.compiler.graph_kernels import KernelLaunch, NodeCall, Place, kernels_of
 from triosim.tracer.contents import storage_contents
 from triosim.tracer.device.dispatch_mode import DeviceMode
-from triosim.tracer.recorder.compiled_code import CompiledLayer
+from triosim.tracer.recorder.compiled_code import CompiledLayer, InlinedModule
 from triosim.tracer.recorder.recorder import on_device
 
+#: So often a graph runs before it is replayed as a CUDA graph: once as it is, and once to be captured.
+_WARMUP = 2
 #: The compiler's own operators for random numbers, which have no rule for fake tensors.
 _RANDOM = "prims.inductor_"
 
@@ -57,12 +59,23 @@ class CompiledGraph:
     As PyTorch calls compiled code: with one list of arguments, which is emptied, so that memory is freed as early as there.
     """
 
-    def __init__(self, module: fx.GraphModule, mode: DeviceMode, calls: ModuleOfCall, phase: Phase) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        mode: DeviceMode,
+        calls: ModuleOfCall,
+        phase: Phase,
+        inlined: InlinedModule | None = None,
+        *,
+        graphed: bool = False,
+    ) -> None:
         self._boxed_call = True  # PyTorch asks for it
         self._module = module
         self._mode = mode
         self._calls = calls
         self._phase = phase
+        self._inlined = inlined
+        self._until_graph = _WARMUP if graphed else -1  # calls until a CUDA graph of it is replayed
         self._inputs = list(module.graph.find_nodes(op="placeholder"))
         (output,) = module.graph.find_nodes(op="output")
         self._output = _plain(output.args[0])
@@ -77,24 +90,39 @@ class CompiledGraph:
     def __call__(self, arguments: list[Any]) -> Any:
         """Run the graph."""
         recorder = self._mode.recorder
+        if self._inlined is None or recorder.modules.active or torch._C._current_graph_task_id() != -1:
+            return self._run(arguments)
+        recorder.inlined.add(id(self), self._inlined)
+        with recorder.modules.inlined(self._inlined.name):
+            return self._run(arguments)
+
+    def _run(self, arguments: list[Any]) -> Any:
+        recorder = self._mode.recorder
         backward = self._phase == "backward"
         module = self._calls.backward() if backward else self._calls.forward(recorder.modules.innermost())
         values = dict(zip(self._inputs, arguments, strict=True))
         arguments.clear()
         before = recorder.compiled
+        is_replayed = self._until_graph == 0
+        self._until_graph -= self._until_graph > 0
         try:
-            for step in self._steps:
-                layer = ".".join(filter(None, (module, step.what.layer)))
-                recorder.compiled = CompiledLayer(layer, backward)
-                if isinstance(step.what, NodeCall):
-                    values[step.what.node] = self._call(step.what, values)
-                else:
-                    self._launch(step.what, values)
-                for node in step.over:
-                    values.pop(node, None)
+            with recorder.one_launch() if is_replayed else nullcontext():
+                self._run_steps(module, values)
         finally:
             recorder.compiled = before
         return _filled(self._output, values)
+
+    def _run_steps(self, module: str, values: dict[fx.Node, Any]) -> None:
+        recorder, backward = self._mode.recorder, self._phase == "backward"
+        for step in self._steps:
+            layer = ".".join(filter(None, (module, step.what.layer)))
+            recorder.compiled = CompiledLayer(layer, backward)
+            if isinstance(step.what, NodeCall):
+                values[step.what.node] = self._call(step.what, values)
+            else:
+                self._launch(step.what, values)
+            for node in step.over:
+                values.pop(node, None)
 
     def _call(self, call: NodeCall, values: dict[fx.Node, Any]) -> Any:
         node = call.node

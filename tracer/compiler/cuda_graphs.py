@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.recorder.compiled_code import GraphCall
+from triosim.tracer.recorder.compiled_code import GraphCall, GraphStep
 from triosim.tracer.recorder.recorder import Recorder
 
 
@@ -25,7 +25,7 @@ def _patches(recorder: Recorder) -> Iterator[Patch]:
         """A graph: the calls that were recorded while it was captured."""
 
         def __init__(self, keep_graph: bool = False) -> None:
-            self.calls: list[GraphCall] = []
+            self.calls: list[GraphCall | GraphStep] = []
 
         def capture_begin(self, *_: Any, **__: Any) -> None:
             recorder.graph = self.calls = []

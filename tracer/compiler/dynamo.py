@@ -7,6 +7,7 @@ cannot be compiled here runs as it is written, with a note.
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 import torch.utils.flop_counter  # asks for Triton where CUDA is, so before a fake device is there
+from torch import fx
 from torch._dynamo import convert_frame, eval_frame, trace_rules
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables.optimizer import OptimizerVariable
@@ -30,6 +32,8 @@ import triosim
 from triosim.tracer.compiler.compiled_graph import CompiledGraph, ModuleOfCall
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.recorder.compiled_code import InlinedModule
+from triosim.tracer.recorder.script_lines import OURS
 
 #: Each shape is compiled by itself, so there may be more graphs of a function than in PyTorch.
 _GRAPHS = 256
@@ -41,7 +45,7 @@ _HOOKS = (
 #: What flex attention compiles: it is one operator anyway.
 _FLEX_ATTENTION = ("flex_attention", "_flex_attention_hop_wrapper")
 #: TorchInductor's settings: passes that compute contents, or need a device, are left out.
-_INDUCTOR = {"joint_graph_constant_folding": False, "pattern_matcher": False}
+_INDUCTOR = {"joint_graph_constant_folding": False, "pattern_matcher": False, "triton.cudagraphs": False}
 
 
 def prepare(patches: Patches) -> None:
@@ -101,30 +105,57 @@ def _compile_module(module: torch.nn.Module, *args: Any, **options: Any) -> None
 def _inductor(mode: DeviceMode, calls: ModuleOfCall) -> Callable[..., Any]:
     """Return TorchInductor with our kernels."""
 
-    def inner(module: Any, inputs: Any, *, is_backward: bool = False, **_: Any) -> CompiledGraph:
-        return CompiledGraph(module, mode, calls, "backward" if is_backward else "forward")
-
     def compile_graph(self: Any, graph: Any, inputs: Any, *, config_patches: Any = None) -> Any:
         from torch._inductor.compile_fx import compile_fx
+
+        inlined = _inlined(graph)
+        graphed = bool(self.config.get("triton.cudagraphs"))
+
+        def inner(module: Any, inputs: Any, *, is_backward: bool = False, **_: Any) -> CompiledGraph:
+            if is_backward:
+                return CompiledGraph(module, mode, calls, "backward", graphed=graphed)
+            return CompiledGraph(module, mode, calls, "forward", inlined, graphed=graphed)
 
         return compile_fx(graph, inputs, inner, {**self.config, **(config_patches or {}), **_INDUCTOR})
 
     return compile_graph
 
 
+def _inlined(graph: fx.GraphModule) -> InlinedModule | None:
+    """Return the module in a graph of Dynamo's, and the samples in the function's own arguments; None without either."""
+    stacks = (node.meta.get("nn_module_stack") for node in graph.graph.nodes)
+    kind = next((next(iter(stack.values()))[1] for stack in stacks if stack), None)
+    given = (node for node in graph.graph.find_nodes(op="placeholder") if _is_local(str(node.target)))
+    sizes = (getattr(node.meta.get("example_value"), "shape", ()) for node in given)
+    samples = next((size[0] for size in sizes if size), None)
+    if kind is None or not isinstance(samples, int):
+        return None
+    return InlinedModule(kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__, samples)
+
+
+def _is_local(name: str) -> bool:
+    """Whether an input of Dynamo's, by its name, is an argument of the function, and no part of a module."""
+    return name.startswith("L_") and not any(part in name for part in ("_modules_", "_parameters_", "_buffers_"))
+
+
 def _convert(mode: DeviceMode) -> Callable[..., ConvertFrameReturn]:
     """Return the function that compiles a frame of Python: outside of our modes and hooks, and if it cannot, not at all."""
     original = convert_frame.CatchErrorsWrapper.__call__
 
-    def convert(self: Any, *args: Any, **options: Any) -> ConvertFrameReturn:
+    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
+
+    def convert(self: Any, frame: Any, *args: Any, **options: Any) -> ConvertFrameReturn:
+        if sys._getframe(1).f_code.co_filename.startswith(OURS):
+            return ConvertFrameReturn(skip, apply_to_code=False)  # what our hooks call
         with _disable_current_modes(), _without_hooks(), mode.recorder.unrecorded():
             try:
-                return original(self, *args, **options)
+                return original(self, frame, *args, **options)
             except Exception as error:
                 failed = getattr(error, "inner_exception", error)
         why = textwrap.shorten(str(failed).strip().partition("\n")[0], _LONGEST)
         mode.recorder.note(
-            f"cannot be compiled without a GPU ({type(failed).__name__}: {why}): captured as it is written"
+            f"{frame.f_code.co_qualname} cannot be compiled without a GPU ({type(failed).__name__}: {why}): captured as it is "
+            "written"
         )
         return ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from triosim.tracer.recorder.recorded_step import RecordedOperator
 
@@ -17,9 +19,54 @@ class CompiledLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class InlinedModule:
+    """A module that a compiler has inlined into a function: its class, and the first dimension of the function's tensors."""
+
+    name: str
+    samples: int
+
+
+@dataclass(slots=True)
+class InlinedCalls:
+    """The calls in the running step of compiled functions that no module calls, which stand for those of the model.
+
+    A function may be several graphs: the one with the most samples counts.
+    """
+
+    name: str | None = None
+    _samples: dict[int, int] = field(default_factory=dict)  # by graph
+
+    def add(self, graph: int, module: InlinedModule) -> None:
+        """Add a call of a graph."""
+        self.name = self.name or module.name
+        self._samples[graph] = self._samples.get(graph, 0) + module.samples
+
+    def forget(self) -> None:
+        """Forget the calls of the step."""
+        self._samples.clear()
+
+    @property
+    def batch_size(self) -> int | None:
+        """The samples of the step; None where there was no such call."""
+        return max(self._samples.values(), default=0) or None
+
+
+@dataclass(frozen=True, slots=True)
 class GraphCall:
     """An operator in a CUDA graph, with its tensors, which it keeps alive."""
 
     operator: RecordedOperator
     inputs: list[Any]
     outputs: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """The end of an optimizer's step in a CUDA graph."""
+
+    optimizer: Any
+
+    def ends(self) -> None:
+        """Tell those who follow optimizers that the step has ended: PyTorch does not, as no Python runs."""
+        for hook in list(_global_optimizer_post_hooks.values()):
+            hook(self.optimizer, (), {})

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -26,7 +27,9 @@ class ModulePaths:
     ``active`` are the paths of the modules that are being called, outermost first.
     """
 
-    def __init__(self, entered: Callable[[nn.Module, Any], None], left: Callable[[nn.Module, Any], None]) -> None:
+    def __init__(
+        self, entered: Callable[[nn.Module | None, Any], None], left: Callable[[nn.Module, Any], None]
+    ) -> None:
         self._entered = entered
         self._left = left
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -46,6 +49,20 @@ class ModulePaths:
     def innermost(self) -> str:
         """Return the path of the module that is being called, nothing for an outermost one."""
         return self.active[-1] if self.active and self.active[-1] not in self._names else ""
+
+    @contextmanager
+    def inlined(self, name: str) -> Iterator[None]:
+        """Take what runs inside as a call of an outermost module that a compiler has inlined, unless some module is called."""
+        if self.active:
+            yield
+            return
+        self._names.add(name)
+        self._entered(None, ())
+        self.active.append(name)
+        try:
+            yield
+        finally:
+            self.active.pop()
 
     def _before(self, module: nn.Module, arguments: Any) -> None:
         if not self.active:

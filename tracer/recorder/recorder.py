@@ -20,9 +20,11 @@ from torch.utils._pytree import tree_leaves
 
 from triosim.errors import CaptureWarning
 from triosim.memory.allocator.allocator import CachingAllocator
+from triosim.operators.features import base_name
+from triosim.operators.kinds import kind_of
 from triosim.trace import Category, Communication, Mark, Phase
 from triosim.tracer.patches import Patches
-from triosim.tracer.recorder.compiled_code import CompiledLayer, GraphCall
+from triosim.tracer.recorder.compiled_code import CompiledLayer, GraphCall, GraphStep, InlinedCalls
 from triosim.tracer.recorder.endless_loops import MOST_TURNS, ValueReads
 from triosim.tracer.recorder.module_paths import ModulePaths
 from triosim.tracer.recorder.recorded_step import Listener, RecordedOperator, RecordedStep, RecordedTensor
@@ -48,8 +50,10 @@ class Recorder:
         self.step = RecordedStep()
         self.notes: dict[str, str] = {}  # by line of the script
         self.reads = ValueReads()
-        self.graph: list[GraphCall] | None = None  # while a CUDA graph is captured
+        self.graph: list[GraphCall | GraphStep] | None = None  # while a CUDA graph is captured
+        self._launched: bool | None = None  # whether the launch of a CUDA graph that runs has been recorded
         self.compiled: CompiledLayer | None = None  # while compiled code runs
+        self.inlined = InlinedCalls()
         self._numbers: dict[tuple[Any, ...], int] = {}  # of tensors, by storage, shape, strides, offset and dtype
         self._by_sequence: dict[int, int] = {}
         self._sequence = -1
@@ -76,6 +80,7 @@ class Recorder:
         """Begin a step: forget what was recorded before."""
         self._assign_outside()
         self.reads.forget()
+        self.inlined.forget()
         self.step = RecordedStep()
         self.context.position = -1
         self.storages.begin()
@@ -127,15 +132,30 @@ class Recorder:
             operator.layer = "input"
         self._add(operator, given, made)
 
-    def replay(self, calls: Iterable[GraphCall]) -> None:
-        """Record the operators of a CUDA graph on the current stream; the first one's launch is that of all."""
-        for number, call in enumerate(calls):
-            of = call.operator
-            attributes = {**of.attributes, "in_graph": True} if number else of.attributes
-            again = replace(of, attributes=attributes, stream=self.stream(), forward=None, inputs=[], outputs=[])
-            self._add(again, call.inputs, call.outputs)
+    def replay(self, calls: Iterable[GraphCall | GraphStep]) -> None:
+        """Record the operators of a CUDA graph on the current stream, with one launch; its optimizers' steps are steps."""
+        with self.one_launch():
+            for call in calls:
+                if isinstance(call, GraphCall):
+                    again = replace(call.operator, stream=self.stream(), forward=None, inputs=[], outputs=[])
+                    self._add(again, call.inputs, call.outputs)
+                else:
+                    call.ends()
+
+    @contextmanager
+    def one_launch(self) -> Iterator[None]:
+        """Record what runs inside as a CUDA graph: the launch of its first kernel is that of all."""
+        before, self._launched = self._launched, bool(self._launched)
+        try:
+            yield
+        finally:
+            self._launched = before
 
     def _add(self, operator: RecordedOperator, given: list[Any], made: list[Any]) -> None:
+        if self._launched is not None:
+            if self._launched:
+                operator.attributes = {**operator.attributes, "in_graph": True}
+            self._launched = self._launched or kind_of(base_name(operator.name)) not in ("view", "creation")
         communication = operator.communication
         context = self.context
         context.position, context.phase = len(self.step.operators), operator.phase
@@ -308,7 +328,7 @@ class Recorder:
 
     # ---- modules and optimizers -----------------------------------------------------------------------------------
 
-    def _root_entered(self, module: nn.Module, arguments: Any) -> None:
+    def _root_entered(self, module: nn.Module | None, arguments: Any) -> None:
         if torch._C._current_graph_task_id() != -1:
             return  # recomputed
         self._in_backward = False
@@ -353,6 +373,8 @@ class Recorder:
         self._optimizers.append(optimizer)
 
     def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
+        if self.graph is not None:
+            self.graph.append(GraphStep(optimizer))
         while self._optimizers and self._optimizers.pop() is not optimizer:
             pass
         for parameter, state in optimizer.state.items():

@@ -15,7 +15,8 @@ import torch
 
 import triosim
 
-_OURS = (str(Path(__file__).resolve().parents[1]), *map(str, triosim.__path__))
+#: The folders of triosim.
+OURS = (str(Path(__file__).resolve().parents[1]), *map(str, triosim.__path__))
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -31,7 +32,7 @@ def script_place() -> tuple[str, int]:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((*_OURS, _TORCH, "<")):
+        if not file.startswith((*OURS, _TORCH, "<")):
             return file, frame.f_lineno
         frame = frame.f_back
     return "?", 0
@@ -40,7 +41,7 @@ def script_place() -> tuple[str, int]:
 def reading_frame() -> FrameType:
     """Return the frame that asked PyTorch for a value: the script's, a library's or one of PyTorch's own modules."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
     return frame
 

@@ -176,3 +176,37 @@ def test_what_cannot_be_compiled_runs_as_it_is_written() -> None:
     (note,) = capture.notes
     assert "cannot be compiled without a GPU (RuntimeError: out of ideas): captured as it is written" in note
     assert not [one for one in capture.trace.operators if one.name.startswith("fused::")]
+
+
+def test_a_compiled_function_with_the_model_inside_is_a_call_of_the_model() -> None:
+    """No module is called: the batch is the function's argument, and 4 products are of the forward pass."""
+    with fake_capture("H100-SXM") as capture:
+        model = Net().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @torch.compile
+        def loss_of(x: Any) -> Any:
+            return model(x).square().mean()
+
+        for _ in range(2):
+            loss_of(torch.ones(ROWS, WIDTH, device="cuda")).backward()
+            optimizer.step()
+    trace = capture.trace
+    assert (trace.batch_size, trace.model) == (ROWS, "Net")
+    products = [one for one in trace.operators if base_name(one.name) in ("addmm", "mm")]
+    assert [one.phase for one in products].count("forward") == 4
+    assert {one.layer.partition(".")[0] for one in products} == {"layers"}
+
+
+def test_a_model_that_ran_before_it_is_compiled_is_compiled_whole() -> None:
+    """Functions that our hooks call are not compiled; they failed to be, with a note."""
+    with fake_capture("H100-SXM") as capture:
+        model = Net().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(ROWS, WIDTH, device="cuda")).sum().backward()
+        compiled = torch.compile(model)
+        for _ in range(2):
+            compiled(torch.ones(ROWS, WIDTH, device="cuda")).sum().backward()
+            optimizer.step()
+    assert not capture.notes
+    assert any(one.name == "fused::chain" for one in capture.trace.operators)

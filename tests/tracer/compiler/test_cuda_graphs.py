@@ -39,3 +39,53 @@ def test_a_graph_runs_when_it_is_replayed_and_not_when_it_is_captured() -> None:
     assert {one.stream for one in replayed} == {"compute"}
     assert sum(not one.attributes.get("in_graph") and not is_free(one) for one in replayed) <= 2
     assert not any(is_launched(one) for one in replayed if one.attributes.get("in_graph"))
+
+
+def launched(capture: fake_capture) -> list[str]:
+    """Return the kernels of the captured step that the host launches by themselves."""
+    found = [one for one in capture.trace.operators if not is_free(one) and not one.attributes.get("in_graph")]
+    return [base_name(one.name) for one in found]
+
+
+def test_a_replay_of_a_whole_step_is_a_step_with_one_launch() -> None:
+    """The captured call of the optimizer is no step; each of the two replays is one, the second of which is captured here."""
+    with fake_capture("H100-SXM", skip=2) as capture:
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = torch.zeros(16, 64, device="cuda")
+
+        def step() -> None:
+            model(data).sum().backward()
+            optimizer.step()
+
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for _ in range(2):
+            graph.replay()
+    assert len(launched(capture)) == 1
+    assert capture.trace.batch_size == 16
+    phases = [one.phase for one in capture.trace.operators if base_name(one.name) in ("addmm", "mm")]
+    assert (phases.count("forward"), phases.count("backward")) == (3, 5)  # the data needs no gradient
+    assert capture.trace.operators[-1].phase == "optimizer"
+
+
+def test_compiled_code_that_reduces_overhead_launches_a_graph_for_each_pass() -> None:
+    """From the third step on; the loss and the optimizer are launched as ever."""
+    launches = {}
+    for mode in ("default", "reduce-overhead"):
+        with fake_capture("H100-SXM", skip=2) as capture:
+            model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))).cuda()
+            compiled = torch.compile(model, mode=mode)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                compiled(torch.zeros(16, 64, device="cuda")).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        launches[mode] = launched(capture)
+    products = ("addmm", "mm")
+    assert sum(name in products for name in launches["default"]) == 8
+    assert sum(name in products for name in launches["reduce-overhead"]) <= 2
+    saved = len(launches["default"]) - len(launches["reduce-overhead"])
+    assert saved == 8 + 3 - 2  # the products and three sums of biases are two launches
