@@ -49,6 +49,7 @@ from triosim.tracer.surroundings import (
     distributed_checkpoints,
     file_functions,
     nvidia_smi,
+    nvml,
     saved_tensors,
 )
 from triosim.tracer.surroundings.file_overlay import FileOverlay
@@ -121,9 +122,12 @@ class FakeDevice:
         data_dependent_operators.install(patches, mode)
         undecomposed_operators.install(patches)
         mode.replace(dict.fromkeys(triton_kernels.LAUNCHES, triton_kernels.launch_traced))
-        triton = {"triton.runtime": triton_kernels.patches_after_import(mode, self.gpu)}
-        script_patches.install(patches, recorder, fake_mode, triton)
-        host_reads.install(patches, recorder)
+        after_imports = {
+            "triton.runtime": triton_kernels.patches_after_import(mode, self.gpu),
+            "pynvml": nvml.patches_after_import,
+        }
+        script_patches.install(patches, recorder, fake_mode, after_imports)
+        host_reads.install(patches, recorder, mode.twins)
         unknown_checks.install(patches, recorder)
         saved_tensors.install(patches, recorder, self._files)
         exchange = RankExchange(self.rank, self._messages)

@@ -107,8 +107,9 @@ def set_contents(tensor: torch.Tensor, contents: torch.Tensor, mask: torch.Tenso
 
 def drop_contents(tensor: torch.Tensor) -> None:
     """Make the contents of a fake tensor unknown; other parts of its storage stay known."""
-    if _contents(tensor) is None or _is_whole(tensor):
-        drop_storage(tensor.untyped_storage())
+    storage = tensor.untyped_storage()
+    if _contents(tensor) is None or _is_whole(tensor) or storage.nbytes() > MOST_ELEMENTS * tensor.element_size():
+        drop_storage(storage)
     else:
         with torch._C._DisableTorchDispatch():
             set_mask(tensor, torch.zeros((1,) * tensor.dim(), dtype=torch.bool))
@@ -118,6 +119,11 @@ def drop_storage(storage: torch.UntypedStorage) -> None:
     """Make all contents of a storage unknown."""
     if hasattr(storage, _CONTENTS):
         delattr(storage, _CONTENTS)
+
+
+def share(storage: torch.UntypedStorage, real: torch.UntypedStorage) -> None:
+    """Let a real storage hold the contents of a fake one of the same size, all of them known."""
+    setattr(storage, _CONTENTS, _Contents(real))
 
 
 def make_room(tensor: torch.Tensor) -> bool:

@@ -272,7 +272,7 @@ def install(patches: Patches, gpu: Gpu, devices: int, recorder: Recorder, seed: 
     """
     patches.make(_patches(gpu, devices, recorder))
     patches.make(_random(devices, seed))
-    cuda_memory.install(patches, gpu, recorder.storages)
+    cuda_memory.install(patches, gpu, recorder.storages, recorder.host_waits)
     _recorders.append(recorder)
     patches.callback(_recorders.clear)
 
@@ -280,7 +280,7 @@ def install(patches: Patches, gpu: Gpu, devices: int, recorder: Recorder, seed: 
 def _patches(gpu: Gpu, devices: int, recorder: Recorder) -> Iterator[Patch]:
     """Yield the patches of ``torch.cuda``, ``torch.accelerator`` and what both ask in C++."""
     cuda, accelerator, c = torch.cuda, torch.accelerator, torch._C
-    for name, value in _about_the_device(gpu, devices):
+    for name, value in (*_about_the_device(gpu, devices), *_beginning(recorder)):
         yield Patch(cuda, name, value)
     for name, value in (
         ("Stream", Stream), ("Event", Event), ("ExternalStream", Stream), ("StreamContext", StreamContext),
@@ -317,13 +317,10 @@ def _about_the_device(gpu: Gpu, devices: int) -> Iterator[tuple[str, Any]]:
     properties, capability = _properties(gpu), _capability(gpu)
     yield "_lazy_init", _nothing
     yield "init", _nothing
-    yield "_initialized", True
-    yield "is_initialized", _yes
     yield "_is_compiled", _yes
     yield "is_available", _yes
     yield "device_count", lambda: devices
     yield "current_device", current
-    yield "set_device", cuda_set_device
     yield "get_device_properties", lambda device=None: properties
     yield "get_device_capability", lambda device=None: capability
     yield "get_device_name", lambda device=None: gpu.product
@@ -333,6 +330,20 @@ def _about_the_device(gpu: Gpu, devices: int) -> Iterator[tuple[str, Any]]:
     yield "can_device_access_peer", _yes
     yield "ipc_collect", _nothing
     yield "set_sync_debug_mode", _nothing
+
+
+def _beginning(recorder: Recorder) -> Iterator[tuple[str, Any]]:
+    """Yield what begins to use the device, and whether that was done: if not, ``DeviceMesh`` chooses the device of its rank."""
+    chosen: list[Any] = []
+
+    def set_device(device: Any) -> None:
+        chosen.append(device)
+        cuda_set_device(device)
+
+    yield "set_device", set_device
+    yield "_initialized", True
+    yield "is_initialized", lambda: bool(chosen) or recorder.storages.has_any
+    yield "_lazy_call", lambda call, **_: call()
 
 
 def _random(devices: int, seed: Callable[[int], None]) -> Iterator[Patch]:

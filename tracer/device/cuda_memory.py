@@ -8,20 +8,26 @@ reserved memory is what is allocated, and everything fits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from triosim.gpus import Gpu
 from triosim.memory.allocator.allocator import AllocationFailed, CachingAllocator
+from triosim.memory.allocator.blocks import Segment
 from triosim.memory.allocator.gpu_memory import context, visible
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.storages import StorageTracker
 
 
-def install(patches: Patches, gpu: Gpu, storages: StorageTracker) -> None:
-    """Let ``torch.cuda`` and ``torch.accelerator`` report a GPU's memory until the patches are undone."""
+def install(patches: Patches, gpu: Gpu, storages: StorageTracker, wait: Callable[[], None]) -> None:
+    """Let ``torch.cuda`` and ``torch.accelerator`` report a GPU's memory until the patches are undone.
+
+    ``wait`` lets the host wait for the GPU, as cudaFree does.
+    """
+    if isinstance(storages.allocator, LimitedAllocator):
+        storages.allocator.freed = wait
     patches.make(_patches(_DeviceMemory(gpu, storages)))
 
 
@@ -31,6 +37,7 @@ class LimitedAllocator(CachingAllocator):
     def __init__(self, gpu: Gpu) -> None:
         self._total, self._context = visible(gpu), context(gpu)
         self.failures = 0
+        self.freed: Callable[[], None] = _nothing
         super().__init__(self._total - self._context)
 
     def malloc(self, nbytes: int, stream: str = "compute", owner: int = -1) -> Any:
@@ -40,6 +47,13 @@ class LimitedAllocator(CachingAllocator):
         except AllocationFailed:
             self.failures += 1
             raise torch.cuda.OutOfMemoryError(self._words(nbytes)) from None
+
+    def empty_cache(self) -> None:
+        """Give cached segments back, for which the host waits until the GPU has done its work."""
+        before = self.reserved
+        super().empty_cache()
+        if self.reserved < before:
+            self.freed()
 
     def _words(self, nbytes: int) -> str:
         unallocated = self.reserved - self.allocated
@@ -60,6 +74,24 @@ def _size(nbytes: int) -> str:
         if nbytes >= unit:
             return f"{nbytes / unit:.2f} {name}"
     return f"{nbytes} bytes"
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    blocks = [
+        {
+            "address": one.address,
+            "size": one.size,
+            "requested_size": one.requested,
+            "state": "active_allocated" if one.used else "inactive",
+        }
+        for one in segment.blocks()
+    ]
+    used = sum(one.size for one in segment.blocks() if one.used)
+    return {
+        **{"device": torch.cuda.current_device(), "address": segment.address, "total_size": segment.size},
+        **{"allocated_size": used, "active_size": used, "stream": 0, "blocks": blocks},
+        **{"segment_type": "small" if segment.small else "large", "is_expandable": segment.expandable},
+    }
 
 
 class _DeviceMemory:
@@ -108,6 +140,11 @@ class _DeviceMemory:
             found["num_alloc_retries"], found["num_ooms"] = allocator.retries, allocator.failures
         return found
 
+    def snapshot(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
+        """Return the segments and their blocks, with PyTorch's names."""
+        allocator = self.storages.allocator
+        return [] if allocator is None else [_segment(one) for one in allocator.segments.values()]
+
     def summary(self, device: Any = None, abbreviated: bool = False) -> str:
         rows = {
             "Allocated memory": (self.allocated(), self.peak_allocated()),
@@ -127,7 +164,7 @@ def _patches(memory: _DeviceMemory) -> Iterator[Patch]:
     in_cuda: dict[str, Any] = {
         "reset_max_memory_allocated": memory.reset_peaks, "reset_accumulated_memory_stats": _nothing,
         "memory_cached": memory.reserved, "max_memory_cached": memory.peak_reserved,
-        "memory_snapshot": lambda *_, **__: [], "set_per_process_memory_fraction": _nothing,
+        "memory_snapshot": memory.snapshot, "set_per_process_memory_fraction": _nothing,
         "memory_summary": memory.summary, "mem_get_info": memory.info,
         "list_gpu_processes": lambda device=None: "no processes are running", "device_memory_used": memory.reserved,
         "memory_usage": lambda device=None: 0, "utilization": lambda device=None: 100,
@@ -138,6 +175,7 @@ def _patches(memory: _DeviceMemory) -> Iterator[Patch]:
     for name, value in {"temperature": 50, "power_draw": 0, "clock_rate": 0}.items():
         yield Patch(torch.cuda, name, lambda device=None, value=value: value, "leave")
     yield Patch(torch.cuda.memory, "_record_memory_history", _nothing)
+    yield Patch(torch.cuda.memory, "_snapshot", lambda *_, **__: {"segments": memory.snapshot(), "device_traces": [[]]})
     yield Patch(torch.cuda.memory, "_dump_snapshot", _nothing)
     for owner in (torch.accelerator, torch.accelerator.memory):
         for name, value in in_both.items():

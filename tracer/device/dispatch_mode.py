@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
 from triosim.tracer.compiler.custom_operators import implementation
 from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.contents.host_twins import HostTwins
 from triosim.tracer.contents.known_contents import KnownContents, flat
 from triosim.tracer.contents.storage_contents import is_fake
 from triosim.tracer.device import dtype_checks, memory_formats
@@ -124,6 +125,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.contents = KnownContents()
         self._shapes = ShapeCache(fake_mode)
+        self.twins = HostTwins(self._shapes.tensor)
         self._muted = 0
         self._inside = 0  # of operators that the script defines
         self._run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
@@ -190,6 +192,12 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs:
             _add_tensors(given, kwargs.values())
         fake = any(hasattr(tensor, "fake_device") for tensor in given)
+        if fake and info.changed:
+            self.twins.add(info.changed_of(args, kwargs), given)
+        if self.twins.exist and any(self.twins.of(tensor) is not tensor for tensor in given):
+            changed, others = tree_map_only(torch.Tensor, self.twins.of, (args, kwargs))
+            result = self.__torch_dispatch__(function, types, changed, others)
+            return args[0] if info.changed and isinstance(result, torch.Tensor) else result
         if not fake and _is_real(function, given, args, kwargs):
             with torch._C._DisableTorchDispatch():
                 return function(*args, **({**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs))

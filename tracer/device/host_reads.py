@@ -9,27 +9,29 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.contents.host_twins import HostTwins
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
 
-def install(patches: Patches, recorder: Recorder) -> None:
+def install(patches: Patches, recorder: Recorder, twins: HostTwins) -> None:
     """Serve what the host reads until the patches are undone."""
-    patches.make(_patches(recorder))
+    patches.make(_patches(recorder, twins))
 
 
-def _patches(recorder: Recorder) -> Iterator[Patch]:
+def _patches(recorder: Recorder, twins: HostTwins) -> Iterator[Patch]:
     tensor = torch.Tensor
-    yield Patch(tensor, "numpy", _numpy(recorder))
-    yield Patch(tensor, "tolist", _tolist(recorder))
-    yield Patch(tensor, "__repr__", _repr(recorder))
-    yield Patch(tensor, "__format__", _format())
+    yield Patch(tensor, "numpy", _numpy(recorder, twins))
+    yield Patch(tensor, "tolist", _tolist(recorder, twins))
+    yield Patch(tensor, "__repr__", _repr(recorder, twins))
+    yield Patch(tensor, "__format__", _format(twins))
 
 
-def _numpy(recorder: Recorder) -> Any:
+def _numpy(recorder: Recorder, twins: HostTwins) -> Any:
     original = torch.Tensor.numpy
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        self = twins.of(self)
         if not isinstance(self, FakeTensor):
             return original(self, force=force)
         if on_device(self) and not force:
@@ -42,10 +44,11 @@ def _numpy(recorder: Recorder) -> Any:
     return numpy
 
 
-def _tolist(recorder: Recorder) -> Any:
+def _tolist(recorder: Recorder, twins: HostTwins) -> Any:
     original = torch.Tensor.tolist
 
     def tolist(self: torch.Tensor) -> Any:
+        self = twins.of(self)
         return original(_contents(self, recorder) if isinstance(self, FakeTensor) else self)  # type: ignore[no-untyped-call]
 
     return tolist
@@ -68,11 +71,12 @@ def _contents(tensor: torch.Tensor, recorder: Recorder) -> torch.Tensor:
         return made if part is None else torch.where(part[1], part[0].to(dtype), made)
 
 
-def _repr(recorder: Recorder) -> Any:
+def _repr(recorder: Recorder, twins: HostTwins) -> Any:
     """Print a tensor as PyTorch does on a GPU: an unknown one as it prints those without data, a single number as assumed."""
     original = torch.Tensor.__repr__
 
     def __repr__(self: torch.Tensor, *, tensor_contents: Any = None) -> str:  # noqa: N807
+        self = twins.of(self)
         if not isinstance(self, FakeTensor) or self.is_meta:
             return original(self, tensor_contents=tensor_contents)
         contents = None if self.dim() and not storage_contents.is_known(self) else _contents(self, recorder)
@@ -92,11 +96,12 @@ def _repr(recorder: Recorder) -> Any:
     return __repr__
 
 
-def _format() -> Any:
+def _format(twins: HostTwins) -> Any:
     """Format a tensor of one element as its number, which PyTorch does only for tensors of no subclass."""
     original = torch.Tensor.__format__
 
     def __format__(self: torch.Tensor, form: str) -> str:  # noqa: N807
+        self = twins.of(self)
         if isinstance(self, FakeTensor) and not self.dim() and not self.is_meta:
             return format(self.item(), form)
         return original(self, form)  # type: ignore[no-untyped-call,no-any-return]

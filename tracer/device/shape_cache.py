@@ -170,9 +170,9 @@ class ShapeCache:
             else:
                 element = torch.empty((0,), dtype=part.dtype, device=_META)
                 element.set_(given[part.of].untyped_storage(), part.offset, part.shape, part.stride)
-        return self._tensor(element, part.device)
+        return self.tensor(element, part.device)
 
-    def _tensor(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
+    def tensor(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
         """Return ``FakeTensor(mode, element, device)``, faster: its attributes are copied from another one of the device."""
         known = self._attributes.get(device)
         if known is None:

@@ -141,9 +141,10 @@ def _process_groups(groups: ProcessGroups, own: int, world: int) -> Iterator[Pat
         yield Patch(owner, "init_process_group", init_process_group)
         yield Patch(owner, "split_group", split_group, "leave")
     yield Patch(distributed_c10d, "_new_group_with_tag", _new_group_with_tag)
+    for owner in (dist, distributed_c10d, device_mesh):
+        yield Patch(owner, "get_backend", lambda group=None: "nccl")
     for owner in (dist, distributed_c10d):
         yield Patch(owner, "is_nccl_available", lambda: True)
-        yield Patch(owner, "get_backend", lambda group=None: "nccl")
     yield Patch(torch.cuda.nccl, "version", lambda: (2, 27, 5))
 
 

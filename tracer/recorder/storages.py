@@ -70,6 +70,11 @@ class StorageTracker:
         self._dead: list[RecordedStorage] = []
         self._count = 0
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anything was ever allocated."""
+        return self._count > 0
+
     def begin(self) -> None:
         """Begin a step: forget what died before."""
         self.started = self.clock

@@ -64,3 +64,35 @@ def test_a_capture_goes_on_where_the_memory_is_used_up() -> None:
     with FakeDevice("H100-SXM"):
         held = [torch.empty(16 * GIB, dtype=torch.uint8, device="cuda") for _ in range(8)]
         assert torch.cuda.memory_allocated() == len(held) * 16 * GIB
+
+
+def test_giving_memory_back_waits_for_the_gpu_and_keeping_it_does_not(device: FakeDevice) -> None:
+    def waits() -> int:
+        return [one.kind for one in device.recorder.step.marks].count("synchronize")
+
+    held = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.empty_cache()
+    assert waits() == 0
+    del held
+    torch.cuda.empty_cache()
+    assert waits() == 1
+    held = torch.empty(50 * GIB, dtype=torch.uint8, device="cuda")
+    del held
+    torch.empty(51 * GIB, dtype=torch.uint8, device="cuda")  # after the cached segment is given back
+    assert waits() == 2
+    assert torch.cuda.memory_stats()["num_alloc_retries"] == 1
+
+
+def test_a_snapshot_has_pytorchs_segments_and_blocks(device: FakeDevice) -> None:
+    held = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    (segment,) = torch.cuda.memory_snapshot()
+    assert (segment["total_size"], segment["allocated_size"], segment["segment_type"]) == (
+        20 * MIB,
+        held.nbytes,
+        "large",
+    )
+    assert [(one["size"], one["state"]) for one in segment["blocks"]] == [
+        (3 * MIB, "active_allocated"),
+        (17 * MIB, "inactive"),
+    ]
+    assert torch.cuda.memory._snapshot()["segments"] == [segment]
