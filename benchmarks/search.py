@@ -2,8 +2,8 @@
 
 Run with ``python benchmarks/search.py [--jobs N] [SPACE ...]``; the spaces are ``gpt``, ``405b`` and ``405b-16384``. With
 ``--every`` all valid points that fit are simulated too, and the best of them is compared with the one that the search found;
-those that do not fit because others do not are planned. With ``--simulate N`` N valid points, drawn at random, are simulated
-after each other in one process instead.
+those that do not fit because others do not are planned. With ``--points N`` instead some N valid points are weighed and
+simulated after each other in one process, in the order of a search and in random order.
 """
 
 from __future__ import annotations
@@ -13,20 +13,25 @@ import random
 import resource
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from triosim.config import RunConfig
 from triosim.configuration_search.evaluation import Simulate, Weigh
 from triosim.configuration_search.exact import Searched
+from triosim.configuration_search.memory_order import IMPLIED, weighing_order
 from triosim.configuration_search.options import SearchOptions
+from triosim.configuration_search.outcome import Outcome
 from triosim.configuration_search.point import Point
 from triosim.configuration_search.search import run_search
 from triosim.configuration_search.spaces.declaration import of_texts, space_of
 from triosim.configuration_search.spaces.rules import validity_of
 from triosim.configuration_search.spaces.space import Space
 from triosim.configuration_search.spaces.subject import subject_of
-from triosim.configuration_search.workers import processes
+from triosim.configuration_search.workers import Task, processes
+
+#: How many points that follow each other in a search are timed at each of some places of the space.
+_IN_A_ROW = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +77,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--top", type=int, default=1)
     parser.add_argument("--every", action="store_true")
-    parser.add_argument("--simulate", type=int, metavar="N")
+    parser.add_argument("--points", type=int, metavar="N")
     given = parser.parse_args()
     for name in given.spaces:
         space = BENCHMARKS[name].space()
-        if given.simulate:
-            _simulate_some(name, space, given.simulate)
+        if given.points:
+            _time_points(name, space, given.points)
             continue
         found = _search(name, space, given.jobs, given.top)
         if given.every:
@@ -134,16 +139,33 @@ def _compare_with_every(found: Searched, jobs: int) -> None:
     print(f"  points that fit, though others did not: {fitting}")
 
 
-def _simulate_some(name: str, space: Space, count: int) -> None:
-    """Simulate points drawn at random in this process, and say how long each takes once the process is warm."""
-    drawn = random.Random(0).sample(validity_of(space).valid, count + 1)
-    simulate, seconds = Simulate(space), []
-    for point in drawn:
-        began = time.perf_counter()
-        simulate(point)
-        seconds.append(time.perf_counter() - began)
-    warm = sorted(seconds[1:])
-    print(f"{name}: simulate, warm: mean {statistics.fmean(warm):.2f} s, p90 {warm[int(0.9 * len(warm))]:.2f} s")
+def _time_points(name: str, space: Space, count: int) -> None:
+    """Say how many seconds of a processor points take once the process is warm, one after the other."""
+    valid, chance = validity_of(space).valid, random.Random(0)
+    ordered = weighing_order(space, valid)
+    firsts = sorted(chance.sample(range(0, len(ordered) - _IN_A_ROW, _IN_A_ROW), max(1, count // _IN_A_ROW)))
+    in_order = [point for first in firsts for point in ordered[first : first + _IN_A_ROW]]
+    weigh, simulate = Weigh(space), Simulate(space)
+    _seconds(simulate, in_order[:1])  # loads what is needed
+    planned = [one for one, outcome in _seconds(weigh, in_order) if not outcome.reason.startswith(IMPLIED)]
+    _print_times(name, "memory and bound, of points that are planned", planned)
+    _print_times(name, "simulate, in the order of a search", [one for one, _ in _seconds(simulate, in_order)])
+    shuffled = chance.sample(valid, min(count, len(valid)))
+    _print_times(name, "simulate, in random order", [one for one, _ in _seconds(simulate, shuffled)])
+
+
+def _seconds(task: Task[Point], points: Iterable[Point]) -> list[tuple[float, Outcome]]:
+    found = []
+    for point in points:
+        began = time.process_time()
+        outcome = task(point)
+        found.append((time.process_time() - began, outcome))
+    return found
+
+
+def _print_times(name: str, what: str, seconds: list[float]) -> None:
+    p90 = sorted(seconds)[int(0.9 * len(seconds))]
+    print(f"{name}: {what}: {len(seconds)} points, mean {statistics.fmean(seconds):.3f} s, p90 {p90:.3f} s")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,10 @@ from triosim.networks.collectives.algorithm import (
 from triosim.networks.collectives.lowering import CollectiveLowering, Done, Form
 from triosim.networks.events import when
 from triosim.networks.topology import NodeRef, Topology
-from triosim.tasks import CollectiveKind
+from triosim.tasks import CollectiveKind, Communicator
+
+#: How many different collectives a network remembers.
+MOST_REMEMBERED = 4096
 
 
 class Network(ABC):
@@ -99,6 +102,7 @@ class SendingNetwork(Network):
         self, env: simpy.Environment, topology: Topology, *, algorithm: str | CollectiveAlgorithm, form: Form
     ) -> None:
         self._lowering = CollectiveLowering(topology, loaded(algorithm), form)
+        self._checked: dict[tuple[CollectiveKind, Group, float, int | None], CollectiveOperation] = {}
         super().__init__(env, topology, algorithm=self._lowering.algorithm, form=form)
 
     @abstractmethod
@@ -122,8 +126,22 @@ class SendingNetwork(Network):
         self, kind: CollectiveKind, group: Group, nbytes: float, *, root: int | None = None, shares: Shares = None
     ) -> simpy.Event:
         """Run a collective of the ranks of a group; see ``Network.collective``."""
-        operation = checked_operation(kind, group, nbytes, self.topology, root=root, shares=shares)
+        operation = self._operation(kind, group, nbytes, root, shares)
         return self.env.timeout(0) if len(operation.ranks) == 1 else self._run(operation)
+
+    def _operation(
+        self, kind: CollectiveKind, group: Group, nbytes: float, root: int | None, shares: Shares
+    ) -> CollectiveOperation:
+        """Return a collective as one value; it is checked once, as most of a step's collectives repeat themselves."""
+        if shares is not None or not isinstance(group, (tuple, Communicator)):
+            return checked_operation(kind, group, nbytes, self.topology, root=root, shares=shares)
+        key = kind, group, nbytes, root
+        found = self._checked.get(key)
+        if found is None:
+            if len(self._checked) >= MOST_REMEMBERED:
+                self._checked.clear()
+            found = self._checked[key] = checked_operation(kind, group, nbytes, self.topology, root=root)
+        return found
 
     def _run(self, operation: CollectiveOperation) -> simpy.Event:
         return self._lowering.layout(operation).run(self.env, self.send)

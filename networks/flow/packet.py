@@ -20,7 +20,7 @@ import simpy
 from triosim.config import Option
 from triosim.config.option import SYSTEM
 from triosim.errors import AsymmetryError
-from triosim.networks.base import SendingNetwork
+from triosim.networks.base import MOST_REMEMBERED, SendingNetwork
 from triosim.networks.calibration.calibrated_times import (
     CalibratedCollective,
     CalibratedNetwork,
@@ -127,6 +127,7 @@ class PacketNetwork(
         self._classes: LinkClasses | None = None  # of links, of which one is simulated
         self.calibrated = calibrated_collectives(topology) if is_auto(algorithm) and form == "pipelined" else None
         machine = None if self.calibrated is None else self.calibrated.measured_on
+        self._measured: dict[CollectiveOperation, tuple[Layout, float]] = {}
         self._deepep = DeepEPCollectives(topology, machine)
         kernel, fold = (option.parse(value) for option, value in zip(self.options, (kernel, fold), strict=True))
         self._uncontended = UncontendedExecution(self)
@@ -154,14 +155,30 @@ class PacketNetwork(
 
     def _run(self, operation: CollectiveOperation) -> simpy.Event:
         ranks = operation.ranks
-        plan = None if self.calibrated is None else self.calibrated.plan(operation)
-        if plan is not None:
-            return self._run_plan(plan, ranks)
+        planned = self._as_measured(operation)
+        if planned is not None:
+            return self._send_all(*planned)
         if len(ranks) >= self._symmetric.least and operation.shares is None and self._alone:
             folded = self._symmetric.begin(operation)
             if folded is not None:
                 return folded
         return self._send_all(self._reduced(self._lowering.layout(operation), ranks))
+
+    def _as_measured(self, operation: CollectiveOperation) -> tuple[Layout, float] | None:
+        """Return the transfers of a calibrated collective, and how often their bytes count; None of another."""
+        if self.calibrated is None:
+            return None
+        known = self._measured.get(operation)
+        if known is None:
+            plan = self.calibrated.plan(operation)
+            if plan is None:
+                return None
+            known = self._planned(plan, operation.ranks), plan.stretch
+            if operation.shares is None:
+                if len(self._measured) >= MOST_REMEMBERED:
+                    self._measured.clear()
+                self._measured[operation] = known
+        return known
 
     def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
         """Run an all-to-all of a group by its transport; see ``TransportNetwork``."""
@@ -192,9 +209,9 @@ class PacketNetwork(
     ) -> Iterable[tuple[NodeRef, NodeRef]]:
         """Return source and destination of each transfer of a collective; see ``FoldableNetwork``."""
         operation = checked_operation(kind, ranks, nbytes, self.topology, root=root)
-        plan = None if self.calibrated is None else self.calibrated.plan(operation)
-        if plan is not None:
-            return self._planned(plan, ranks).edges()
+        planned = self._as_measured(operation)
+        if planned is not None:
+            return planned[0].edges()
         return self._reduced(self._lowering.layout(operation), ranks).edges()
 
     def use_link_classes(self, classes: LinkClasses | None) -> None:
@@ -202,6 +219,7 @@ class PacketNetwork(
         self._symmetric.stop()  # a collective is no longer alone
         self._paths.clear()
         self._known.clear()
+        self._measured.clear()
         self._classes = classes
 
     def _reduced(self, layout: Layout, ranks: Sequence[int]) -> Layout:

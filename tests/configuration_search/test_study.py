@@ -134,7 +134,7 @@ def test_the_study_of_another_search_is_refused(path: Path) -> None:
     with opened(path, SPACE):
         pass
     other = json.dumps({"subject": "gpt2", "axes": {"tp": [1, 2, 4]}})
-    said = r'another search: its axes is {"tp": \[1, 2\]}, not {"tp": \[1, 2, 4\]}'
+    said = r"another search: its axis 'tp' is \[1, 2\], not \[1, 2, 4\]"
     with pytest.raises(StudyError, match=said), opened(path, other):
         pass
 

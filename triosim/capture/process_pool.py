@@ -14,14 +14,13 @@ import importlib
 import multiprocessing
 import os
 import sys
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
+from triosim.capture.child_processes import ChildProcess, end
 from triosim.errors import CaptureError, ScriptError, TriosimError
 from triosim.gpus import Gpu
 from triosim.trace import Trace
@@ -67,10 +66,9 @@ class RankSummary:
 
 @dataclass(slots=True)
 class _Worker:
-    """A process; it ``waits`` while it needs a message from a rank that has not sent it yet."""
+    """A child process; it ``waits`` while it needs a message from a rank that has not sent it yet."""
 
-    process: BaseProcess
-    connection: Connection
+    child: ChildProcess
     waits: bool = False
     summary: RankSummary | None = None
 
@@ -95,11 +93,7 @@ class RankPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers.values():
-            worker.process.terminate()
-            worker.connection.close()
-        for worker in self._workers.values():
-            worker.process.join()
+        end([worker.child for worker in self._workers.values()])
 
     @property
     def captured(self) -> tuple[int, ...]:
@@ -124,7 +118,7 @@ class RankPool:
     def trace(self, rank: int) -> Trace:
         """Return the trace of a rank. Raises ``CaptureError`` where its capture fails."""
         self.summaries([rank])
-        self._workers[rank].connection.send("trace")
+        self._workers[rank].child.connection.send("trace")
         trace: Trace = self._answer(rank)
         return trace
 
@@ -134,20 +128,14 @@ class RankPool:
             self._start(self._todo.pop(0))
 
     def _start(self, rank: int) -> None:
-        context: Any = multiprocessing.get_context(self._method)
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            target=_run_worker, args=(self.job, rank, theirs, self.folder, not (self._workers or self.quiet))
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; PyTorch's hold no locks
-            process.start()
-        theirs.close()
-        self._workers[rank] = _Worker(process, ours)
+        shown = not (self._workers or self.quiet)
+        beside = [worker.child for worker in self._workers.values()]
+        child = ChildProcess.start(self._method, _run_worker, self.job, rank, self.folder, shown, beside=beside)
+        self._workers[rank] = _Worker(child)
 
     def _listen(self) -> None:
         """Wait until a rank answers."""
-        by_connection = {one.connection: rank for rank, one in self._workers.items() if one.summary is None}
+        by_connection = {one.child.connection: rank for rank, one in self._workers.items() if one.summary is None}
         for ready in wait(list(by_connection)):
             rank = by_connection[ready]  # type: ignore[index]
             answer = self._answer(rank)
@@ -162,7 +150,7 @@ class RankPool:
     def _answer(self, rank: int) -> Any:
         """Return a rank's next answer. Raises ``CaptureError`` when its capture failed, or its process died."""
         try:
-            answer = self._workers[rank].connection.recv()
+            answer = self._workers[rank].child.connection.recv()
         except (EOFError, ConnectionResetError):
             raise _of_rank(rank, ScriptError("the process that captured it died", where=self.job.script.path)) from None
         if isinstance(answer, TriosimError):
@@ -205,5 +193,5 @@ def _import_worker(module: str) -> None:
     gc.freeze()
 
 
-def _run_worker(job: CaptureJob, rank: int, connection: Connection, folder: Path, shown: bool) -> None:
+def _run_worker(connection: Connection, job: CaptureJob, rank: int, folder: Path, shown: bool) -> None:
     importlib.import_module(_WORKER).capture_rank(job, rank, connection, folder, shown=shown)

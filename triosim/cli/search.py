@@ -122,9 +122,8 @@ def _answer(found: Searched, given: Mapping[str, Any]) -> None:
 
 def _counted(validity: Any) -> str:
     invalid = ", ".join(f"{count:,} by '{name}'" for name, count in validity.invalid.items())
-    return f"{validity.points:,} points, {len(validity.valid):,} of them valid" + (
-        f"; invalid: {invalid}" if invalid else ""
-    )
+    points = "1 point" if validity.points == 1 else f"{validity.points:,} points"
+    return f"{points}, {len(validity.valid):,} of them valid" + (f"; invalid: {invalid}" if invalid else "")
 
 
 def _teller(progress: Progress, summary: Callable[[Outcome], str], watch: Callable[..., None]) -> Tell:

@@ -28,6 +28,8 @@ _CHAINS: Mapping[str, tuple[Value, ...]] = {
     "recompute": ("full", "selective", "none"),
     "sequence_parallel": (True, False),
 }
+#: How the reason begins why a point that was not planned does not fit.
+IMPLIED = "needs as much as"
 #: The axes that divide a batch into more or fewer micro-batches.
 _BATCHES = ("micro_batch_size", "micro_batches")
 
@@ -59,7 +61,7 @@ def implied(space: Space, point: Point, known: Mapping[str, Outcome]) -> Outcome
     for smaller in smaller_points(space, point):
         outcome = known.get(smaller.key)
         if outcome is not None and outcome.memory is not None and not outcome.memory.fits():
-            reason = f"needs as much as {smaller}, which does not fit, or more"
+            reason = f"{IMPLIED} {smaller}, which does not fit, or more"
             return Outcome(point.key, "out_of_memory", reason, memory=outcome.memory)
     return None
 

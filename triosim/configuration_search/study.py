@@ -12,11 +12,11 @@ import os
 import platform
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import triosim
 from triosim.configuration_search.outcome import Outcome
@@ -178,17 +178,25 @@ def _check(where: str, about: dict[str, str], space: str) -> None:
 
 
 def _difference(old: str, new: str) -> str:
-    """Say which part of a space's fingerprint differs."""
+    """Say which axis, option or other part of a space's fingerprint differs."""
     with suppress(ValueError, AttributeError):
-        before, now = json.loads(old), json.loads(new)
+        before, now = _parts(json.loads(old)), _parts(json.loads(new))
         for name in dict.fromkeys((*before, *now)):
             if before.get(name) != now.get(name):
                 return f"its {name} is {_short(before.get(name))}, not {_short(now.get(name))}"
     return "its space differs"
 
 
+def _parts(fingerprint: Mapping[str, Any]) -> dict[str, object]:
+    """Return the parts of a fingerprint by name: each axis, and each option that all points share, is one."""
+    rest = {name: value for name, value in fingerprint.items() if name not in ("axes", "base")}
+    axes = {f"axis '{name}'": values for name, values in dict(fingerprint.get("axes", ())).items()}
+    options = {f"option '{name}'": value for name, value in dict(fingerprint.get("base", ())).items()}
+    return rest | axes | options
+
+
 def _short(value: object) -> str:
-    text = json.dumps(value)
+    text = "not given" if value is None else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

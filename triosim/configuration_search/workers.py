@@ -8,10 +8,8 @@ out all of them are ended.
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import signal
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Protocol, TypeVar
 
+from triosim.capture.child_processes import ChildProcess, end
 from triosim.configuration_search.outcome import Outcome
 from triosim.errors import SimulationError, TriosimError
 
@@ -78,7 +76,7 @@ def _together(
         for worker in workers:
             if not worker.points and (drawn := next(todo, None)):
                 worker.start(task, drawn)
-        busy = {worker.connection: worker for worker in workers if worker.points}
+        busy = {worker.child.connection: worker for worker in workers if worker.points}
         if not busy:
             return
         for ready in wait(list(busy)):
@@ -96,22 +94,21 @@ def _runs(points: Iterable[One], shared: Callable[[One], Hashable]) -> Iterator[
 class _Worker(Generic[One]):
     """A process, and the points that it works on in their order."""
 
-    process: BaseProcess
-    connection: Connection
+    child: ChildProcess
     points: deque[One] = field(default_factory=deque)
 
     def start(self, task: int, points: Sequence[One]) -> None:
         """Hand points to the process."""
         self.points.extend(points)
         try:
-            self.connection.send((task, points))
+            self.child.connection.send((task, points))
         except OSError:
             raise self._died() from None
 
     def answer(self) -> tuple[One, Outcome]:
         """Return the next point and what was found."""
         try:
-            found = self.connection.recv()
+            found = self.child.connection.recv()
         except (EOFError, OSError):
             raise self._died() from None
         point = self.points.popleft()
@@ -125,8 +122,8 @@ class _Worker(Generic[One]):
             self.answer()
 
     def _died(self) -> SimulationError:
-        self.process.join(5)
-        code = self.process.exitcode or 0
+        self.child.process.join(5)
+        code = self.child.process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         fix = "give fewer --jobs if memory was short; with --study, the search goes on where it ended"
         return SimulationError(f"the process that simulated it {how}", where=str(self.points[0]), fix=fix)
@@ -135,36 +132,21 @@ class _Worker(Generic[One]):
 @contextmanager
 def _started(tasks: Sequence[Task[One]], jobs: int) -> Iterator[list[_Worker[One]]]:
     """Start processes; at the end, however it comes, all are ended."""
-    workers: list[_Worker[One]] = []
+    children: list[ChildProcess] = []
     method = "fork" if sys.platform == "linux" else "spawn"  # forks are not safe on macOS, and Windows has none
-    context: Any = multiprocessing.get_context(method)
     gc.freeze()  # what is forked is not touched, and so not copied, by a search for garbage
     try:
         for _ in range(jobs):
-            ours, theirs = context.Pipe()
-            inherited = [worker.connection for worker in workers] + [ours] if method == "fork" else []
-            # No daemon, which may have no children of its own: captures do.
-            process = context.Process(target=_work, args=(tasks, theirs, inherited))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; numpy's hold no locks
-                process.start()
-            theirs.close()
-            workers.append(_Worker(process, ours))
-        yield workers
+            children.append(ChildProcess.start(method, _work, tasks, beside=children))
+        yield [_Worker(child) for child in children]
     finally:
         gc.unfreeze()
-        for worker in workers:
-            worker.process.terminate()
-            worker.connection.close()
-        for worker in workers:
-            worker.process.join()
+        end(children)
 
 
-def _work(tasks: Sequence[Task[Any]], connection: Connection, inherited: Sequence[Connection]) -> None:
+def _work(connection: Connection, tasks: Sequence[Task[Any]]) -> None:
     """Answer each point with its outcome, or with the error that ends the search, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for other in inherited:  # of which a copy here would keep a dead parent's ends open
-        other.close()
     while True:
         try:
             task, points = connection.recv()
