@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from validation.steps.constant_fit import fitted
+from validation.steps.constant_fit import fitted, left_out
 
 FACTORS = (0.8, 0.9, 1.0, 1.1, 1.2)
 
@@ -28,3 +28,12 @@ def test_the_source_whose_steps_follow_power_most_decides() -> None:
 def test_rows_of_a_source_count_as_one() -> None:
     many = np.repeat(rows(1.1, 0.4), 10, axis=1)
     assert fitted({"few": rows(0.9, 0.5), "many": many}, FACTORS) == pytest.approx(0.9, rel=0.01)
+
+
+def test_all_sources_of_a_gpu_are_left_out_together() -> None:
+    """The fit without a GPU sees neither of its models: 0.9, where they are right at 1.1."""
+    sources = {"t small H100": rows(1.1, 0.5), "t large H100": rows(1.1, 0.5), "t small B200": rows(0.9, 0.5)}
+    found = left_out(sources, FACTORS, -1)
+    assert found["H100"] == (pytest.approx(0.9, rel=0.01), pytest.approx(1 - (0.9 / 1.1) ** 0.5, rel=0.02))
+    assert found["B200"][0] == pytest.approx(1.1, rel=0.01)
+    assert left_out({"t small H100": rows(1.1, 0.5)}, FACTORS, -1) == {}

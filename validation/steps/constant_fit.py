@@ -9,9 +9,9 @@
 software stack (``triosim/config/stacks.json``), ``call`` that of a communication alone, ``experts`` how much longer products of
 groups take than one of all rows (``triosim.compute.models.grouped_products``). Rows are predicted by their plain
 commands, in processes that take another value. Between these the logarithm of a step's time is a straight line in that of the
-constant. Sources count alike, however many rows they have: those of an energy are tables, the others model sizes and
-GPUs of a table. ROWS are those of each table, evenly spaced (12). Rows that change by less than 2% between the smallest and
-the largest value say nothing of it, and are not predicted with the others.
+constant. Sources count alike, however many rows they have: those of an energy are tables, the others model sizes and GPUs of a
+table; of these, all of a model or of a GPU are left out together, too. ROWS are those of each table, evenly spaced (12). Rows
+that change by less than 2% between the smallest and the largest value say nothing of it, and are not predicted with the others.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ from validation.steps.rows import Format, Row, spaced
 _MOST_FEATURES = 2**25
 #: The least that the largest value changes a row by, over the smallest.
 _LEAST_CHANGE = 0.02
+
+#: Where the name of a source (table, model, GPU) has what may be left out of a fit with all its sources, from the end.
+_PARTS = {"model": -2, "GPU": -1}
 
 Errors = npt.NDArray[np.float64]  # log(predicted / measured), of (factors, rows)
 RowKey = tuple[str, int, str]  # the source, line and label of a row
@@ -240,6 +243,30 @@ def main(kind: str, name: str, count: int) -> None:
             f"{off['fitted'][-1]:.1%} fitted, {off['left out'][-1]:.1%} left out ({without * constant.value:.2f})"
         )
     print("all: " + ", ".join(f"{np.mean(errors):.1%} {how}" for how, errors in off.items()))
+    for what, place in _PARTS.items() if constant.source is _model_of_table else ():
+        left = left_out(sources, constant.factors, place)
+        if left:
+            said = ", ".join(
+                f"{part} {error:.1%} ({best * constant.value:.2f})" for part, (best, error) in left.items()
+            )
+            print(f"{what}s left out: {np.mean([error for _, error in left.values()]):.1%}; {said}")
+
+
+def left_out(sources: dict[str, Errors], factors: Sequence[float], place: int) -> dict[str, tuple[float, float]]:
+    """Return the factor that is fitted without the sources of each model or GPU, and the mean error of these sources with it.
+
+    ``place`` is where a source's name, from the end, has it; nothing where that leaves no other source.
+    """
+    parts: dict[str, list[str]] = {}
+    for source in sources:
+        parts.setdefault(source.rsplit(" ", 2)[place], []).append(source)
+    found = {}
+    for part, own in parts.items():
+        others = {name: errors for name, errors in sources.items() if name not in own}
+        if others:
+            best = fitted(others, factors)
+            found[part] = best, float(np.mean([mean_error(sources[one], factors, best) for one in own]))
+    return found
 
 
 if __name__ == "__main__":
