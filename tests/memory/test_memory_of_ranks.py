@@ -120,12 +120,13 @@ def test_the_buckets_of_ddp_are_as_large_as_the_gradients() -> None:
     assert bucketed["communication"] - plain.get("communication", 0) == pytest.approx(2 * parameters(trace), rel=0.01)
 
 
-def test_fsdp_gathers_a_unit_and_the_next_one() -> None:
+@pytest.mark.parametrize(("buffers", "units"), [("copied", 3), ("flat", 2)])
+def test_fsdp_gathers_a_unit_and_the_next_one(buffers: str, units: int) -> None:
+    """In the backward pass: the root, the unit that runs, the next one, and copies of what is scattered of the last."""
     unit = 2 * (12 * WIDTH**2 + 13 * WIDTH)  # in fp16
     root = 2 * (WORDS + LENGTH + 2) * WIDTH
-    report = triosim.rank_memory(gpt(4), "fsdp=4").report(workspace=False)
-    # In the backward pass: the root, the unit that runs, what is gathered of the next one, and what is scattered of the last.
-    assert most(report, "communication") == pytest.approx(root + 3 * unit, rel=0.01)
+    report = triosim.rank_memory(gpt(4), "fsdp=4", options={"buffers": buffers}).report(workspace=False)
+    assert most(report, "communication") == pytest.approx(root + units * unit, rel=0.01)
 
 
 def test_shares_in_single_precision_take_twice_the_bytes() -> None:
