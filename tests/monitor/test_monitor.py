@@ -20,7 +20,7 @@ from triosim import cli, save_trace
 from triosim.engine.doing import Doing
 from triosim.errors import OptionError
 from triosim.monitor.server import ADDRESS, served
-from triosim.monitor.watched_run import WatchedRun, cycle_of
+from triosim.monitor.watched_run import WatchedRun, cycle_of, rows_of
 from triosim.units import parse_ranks
 
 pytest.importorskip("uvicorn")
@@ -150,3 +150,15 @@ def test_the_command_prints_the_url_and_refuses_a_port_without_a_page(
     assert "--monitor-port: port 99999 cannot be taken: ports are below 65536" in capsys.readouterr().err
     assert cli.run(["simulate", str(trace), "--monitor-port", "8000"]) == 2
     assert "--monitor-port: has no effect without --monitor; add --monitor" in capsys.readouterr().err
+
+
+def test_ranks_that_wait_alike_for_others_are_one_row() -> None:
+    """Each of 128 ranks of a ring waits for the one before it; one computes."""
+    ranks = {
+        rank: Doing("waiting", f"a receive which waits for a send on rank {rank - 1}", 2.0) for rank in range(1, 128)
+    }
+    ranks[0] = Doing("computing", "add", 4.0)
+    waiting, computing = rows_of(ranks, 5.0)
+    assert (waiting["ranks"], waiting["since_s"]) == ("1-127", 3.0)
+    assert waiting["text"] == "a receive which waits for a send on rank 0 (rank 1; others alike)"
+    assert (computing["ranks"], computing["text"]) == ("0", "add")

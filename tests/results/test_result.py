@@ -144,6 +144,7 @@ def broken(key: str, value: object) -> str:
         ("[]", "is not a result"),
         ('{"schema": "triosim-result/9"}', "'triosim-result/9'"),
         ('{"schema": "triosim-result/1"}', "has no 'step_time_s'"),
+        (result().to_json().replace('"recorded": null', '"recorded": {"timeline": 3}'), "'recorded.timeline' is not"),
         (broken("links", None), "has no 'links'"),
         (broken("links", [{"name": "l", "bytes": 1}]), "has no 'links[0].utilisation'"),
         (broken("step_time_s", "long"), "'step_time_s' is 'long', which is not a number"),

@@ -15,7 +15,7 @@ from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.cli.subject import ConfiguredRun, TracePath, configured
 from triosim.config import COMMON, Option, unread
 from triosim.config.option import MODEL, OUTPUT, SYSTEM
-from triosim.errors import OptionError
+from triosim.errors import OptionError, TraceError
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 
@@ -147,6 +147,9 @@ def _of_one(run: ConfiguredRun, rank: int | None, gpu_memory: Mapping[str, Any])
     """Return the memory of a step on one GPU, or of the ranks that were captured."""
     found = reading.content_of(run.subject, run.config)
     traces, like = _ranks(found, rank)
+    if not any(trace.names_tensors for trace in traces.values()):
+        what = "its operators name no tensors, so that their memory is not known"
+        raise TraceError(what, where=run.subject, fix="give a trace with tensors, as 'triosim capture' writes it")
     reports = {number: memory.analyse(one, run.config.gpu, **gpu_memory) for number, one in traces.items()}
     worst = max(reports, key=lambda number: (reports[number].peak_reserved, -number))
     every = [memory_table.render_ranks(reports, like)] if len(reports) > 1 else []

@@ -28,8 +28,15 @@ class CapturedMemory(WorldMemory):
         self.ranks = tuple(self._rank_memory(captured, report) for captured, report in self.reports.items())
 
     @property
+    def is_known(self) -> bool:
+        """Whether the ranks' operators name tensors."""
+        return any(trace.names_tensors for trace in self._streams.traces.values())
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the figures must know: that they are an estimate, and which rank does not fit."""
+        if not self.is_known:
+            return ("the operators name no tensors: memory is not known",)
         estimated = any(report.estimated for report in self.reports.values())
         return (*([f"memory is {ESTIMATE}"] if estimated else []), *super().notes)
 

@@ -53,6 +53,11 @@ class WorldMemory(ABC):
         self.parallel = parallel
         self.capacity = math.inf if gpu is None else float(visible(gpu) - context(gpu))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the operators name tensors: without, there is no saying what fits."""
+        return True
+
     def __repr__(self) -> str:
         has, room = (f"{nbytes / GIB:.1f}" for nbytes in (self.fullest.peak_bytes, self.capacity))
         of = "" if self.gpu is None else f" of {room}"

@@ -5,6 +5,7 @@ Nothing is kept while nobody looks: the page's thread reads the state of the eng
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from triosim.units import format_ranks
 
 MOST_ROWS = 200
 MOST_LINKS = 24
+_NUMBER = re.compile(r"\d+(?:[, -]+\d+)*")  # or several
 _TRIES = 5  # to read what the engine is changing
 
 
@@ -84,7 +86,7 @@ class WatchedRun(Observer):
             "seconds": engine.env.now,
             "tasks": engine.finished_tasks,
             "open_tasks": open_tasks,
-            "ranks": _rows(ranks, engine.env.now),
+            "ranks": rows_of(ranks, engine.env.now),
             "cycle": cycle_of(ranks),
             **self._since_last(engine),
         }
@@ -119,13 +121,15 @@ def _settled(read: Any) -> Any:
     return {}
 
 
-def _rows(ranks: dict[int, Doing], now: float) -> list[dict[str, Any]]:
-    """Return a row for the ranks that do the same, those that wait longest first."""
+def rows_of(ranks: dict[int, Doing], now: float) -> list[dict[str, Any]]:
+    """Return a row for the ranks that do the same but for the numbers in it, those that wait longest first."""
     same: dict[tuple[str, str], list[int]] = {}
     for index, one in ranks.items():
-        same.setdefault((one.state, one.text), []).append(index)
+        same.setdefault((one.state, _NUMBER.sub("#", one.text)), []).append(index)
     rows = []
-    for (state, text), found in same.items():
+    for (state, _), found in same.items():
+        texts = {ranks[index].text for index in found}
+        text = ranks[found[0]].text if len(texts) == 1 else f"{ranks[found[0]].text} (rank {found[0]}; others alike)"
         begun = [one.since for one in map(ranks.__getitem__, found) if one.since is not None]
         since = max(0.0, now - min(begun)) if begun else 0.0
         row = {"ranks": format_ranks(found), "state": state, "text": text, "since_s": since if begun else None}

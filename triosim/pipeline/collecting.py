@@ -26,14 +26,15 @@ def collect(execution: Execution, planned: PlannedRun, config: RunConfig) -> Res
     subject, network = planned.priced.subject, execution.network
     conditions = planned.system.conditions
     stated = bool(conditions.interference or conditions.gpu_events)
-    finished = FinishedRun(execution.recording, subject.trace, planned.plan, network, planned.memory, stated)
+    memory = planned.memory if planned.memory.is_known else None
+    finished = FinishedRun(execution.recording, subject.trace, planned.plan, network, memory, stated)
     data = figures(
         finished,
         inputs=inputs_of(subject, config, network.topology),
         notes=(*planned.notes, *execution.notes),
         options=MetricOptions(config.tokens_per_sample, config.price, conditions.gpu_kinds),
     )
-    return Result(data, execution.recording, network.topology, network, planned.memory)
+    return Result(data, execution.recording, network.topology, network, memory)
 
 
 def inputs_of(subject: Subject, config: RunConfig, topology: Topology) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,25 @@ def read_result(path: Path) -> ResultData:
             f"is not a result of this version: its schema is {found!r}", where=str(path), fix=f"'{SCHEMA}' is read"
         )
     data = typing.cast(ResultData, _read(ResultData, values, str(path), ""))
+    _check_recorded(data.recorded, path)
     if all("exposed_waiting_s" in rank for rank in values["ranks"]):
         return data
     return replace(data, notes=(*data.notes, _WITHOUT_WAITING))
+
+
+#: What each part of ``recorded`` consists of.
+_RECORDED = {
+    "timeline": ("end_ns", "whats", "tracks", "arrows", "ranks_left_out"),
+    "link_loads": ("end_s", "slots", "rows", "drawing"),
+    "memory_curve": ("ranks", "times", "categories", "peak_bytes"),
+}
+
+
+def _check_recorded(recorded: Mapping[str, Any] | None, path: Path) -> None:
+    for name, keys in _RECORDED.items() if recorded is not None else ():
+        part = (recorded or {}).get(name)
+        if part is not None and not (isinstance(part, dict) and {*keys} <= part.keys()):
+            raise TriosimError(f"'recorded.{name}' is not what --record wrote", where=str(path), fix="simulate again")
 
 
 def read_json(path: Path) -> Any:

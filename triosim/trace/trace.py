@@ -241,6 +241,11 @@ class Trace:
             raise TraceError("the trace has no operators", where=self.source or None, fix="capture at least one step")
 
     @property
+    def names_tensors(self) -> bool:
+        """Whether any operator says what it reads or writes: without, memory is not known."""
+        return any(operator.inputs or operator.outputs for operator in self.operators)
+
+    @property
     def tensors(self) -> dict[int, Tensor]:
         """Every tensor that an operator reads or writes, by id, in order of first use."""
         found: dict[int, Tensor] = {}

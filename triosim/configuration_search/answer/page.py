@@ -27,13 +27,15 @@ from triosim.units import format_time
 def write_search_page(found: Searched, path: PathLike) -> None:
     """Write the best points, their steps, all points by time and memory, what a change costs, and what is proved."""
     best = found.ranked[:SHOWN]
+    drawn = chart("points", "Step time and memory of all points that fit")
     sections = [
         Section("best", "The best points", _best(found, best)),
         Section("steps", "Where their time goes", chart("step-bars", "The parts of the best points' steps")),
-        Section("every", "All points that fit", chart("points", "Step time and memory of all points that fit")),
+        Section("every", "All points that fit", drawn if _points(found)["groups"] else ""),
         Section("changes", "What a change of the best one costs", _changes(found)),
         Section("proof", "What is proved", listed(_proved(found))),
     ]
+    sections = [one for one in sections if one.body and (best or one.anchor != "steps")]
     values = {"bars": [_steps(found, best)] if best else [], "points": _points(found)}
     Document(f"Search of {found.space.subject.name}", _sentence(found), sections, values).write(path)
 
@@ -44,10 +46,15 @@ def _summary(found: Searched, outcome: Outcome) -> str:
 
 def _sentence(found: Searched) -> str:
     valid, too_large = len(found.validity.valid), found.count("out_of_memory")
+    left = f", {found.left:,} are left" if found.left else ""
     counts = (
         f"Of {found.validity.points:,} points, {valid:,} are valid, {too_large:,} need too much memory, "
-        f"{found.excluded_by_bound:,} cannot be better, and {found.count('simulated'):,} were simulated"
+        f"{found.excluded_by_bound:,} cannot be better, and {found.count('simulated'):,} were simulated{left}"
     )
+    if found.interrupted:
+        counts = f"The search was interrupted: there may be better points. {counts}"
+    if found.interrupted and found.best is None:
+        return f"{counts}."
     if found.best is None or found.best.figures is None:
         return f"{counts}; none could run."
     return f"{counts}. The best is {_summary(found, found.best)}: {format_time(found.best.figures.step_time_s)} a step."

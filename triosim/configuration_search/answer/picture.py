@@ -18,7 +18,7 @@ from triosim.results.values import RankTimes
 #: How many of the best points are drawn as bars.
 _BEST = 10
 
-COLOURS = {"simulated": "#4477AA", "excluded, at its bound": "#CCCCCC", "none better in all objectives": "#EE6677"}
+COLOURS = {"simulated": "#4477AA", "not simulated, at its bound": "#CCCCCC", "none better in all objectives": "#EE6677"}
 
 
 def write_picture(found: Searched, path: PathLike) -> None:
@@ -70,7 +70,7 @@ def timed_points(found: Searched) -> dict[str, list[tuple[Outcome, Figures]]]:
     timed = [(one, figures) for one, figures in fitting if figures is not None]
     front = {one.key for one in found.objectives.front(found.ranked)} if len(found.objectives.all) > 1 else set()
     return {
-        "excluded, at its bound": [pair for pair in timed if pair[0].figures is None],
+        "not simulated, at its bound": [pair for pair in timed if pair[0].figures is None],
         "simulated": [pair for pair in timed if pair[0].figures is not None],
         "none better in all objectives": [pair for pair in timed if pair[0].key in front],
     }

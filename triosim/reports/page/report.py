@@ -13,6 +13,8 @@ from triosim.results.result import Result
 from triosim.results.values import STEP_PARTS
 from triosim.units import format_ranks
 
+#: What a result that recorded nothing has of ``recorded``.
+_NOTHING = {"timeline": None, "link_loads": None, "memory_curve": None}
 MOST_LAYERS = 25
 MOST_PARTS = 40
 
@@ -33,6 +35,7 @@ class Page(Report):
         values = {
             "step_time_s": data.step_time_s,
             "bars": [one for one in (_parts(result), _layers(result), _what_if(result)) if one["rows"]],
+            **_NOTHING,
             **(data.recorded or recorded(result)),
         }
         Document(result.title, sentence(data), list(sections(result, values)), values).write(path)

@@ -109,7 +109,8 @@ def _memory(data: ResultData, page: Mapping[str, Any]) -> str:
         if curve
         else "<p>This result holds no memory over time.</p>"
     )
-    return drawn + details("The peak of each GPU", table(head, rows))
+    clock = "<p class='hint'>Time is that of the GPU's operators, one after the other, without what it waits for.</p>"
+    return drawn + (clock if curve else "") + details("The peak of each GPU", table(head, rows))
 
 
 def _links(data: ResultData, page: Mapping[str, Any]) -> str:

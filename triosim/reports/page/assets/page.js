@@ -276,7 +276,8 @@ class Timeline {
 // ---- memory over time ----------------------------------------------------------------------------------------------
 
 const CATEGORIES = { parameter: "#4477AA", gradient: "#66CCEE", "optimizer state": "#228833", activation: "#CCBB44",
-  temporary: "#EE6677", communication: "#AA3377" };
+  temporary: "#EE6677", communication: "#AA3377", input: "#DDAA33", output: "#009988", buffer: "#332288", workspace: "#BBBBBB",
+  other: "#BBBBBB" };
 
 function drawMemory(chart) {
   const recorded = data.memory_curve;
@@ -342,7 +343,7 @@ class Links {
       grid: { left: roomOf(rows.map((row) => row.name)), right: 70, top: 8, bottom: 32 },
       xAxis: { type: "category", data: Array.from({ length: slots }, (_, x) => seconds((x * end) / slots)), axisTick: { show: false } },
       yAxis: { type: "category", inverse: true, data: rows.map((row) => row.name), axisLabel: { fontSize: 10 }, axisTick: { show: false } },
-      visualMap: { min: 0, max: 1, calculable: true, right: 0, top: "middle", itemHeight: 80, text: ["100%", "0%"], inRange: { color: HEAT_SCALE } },
+      visualMap: { min: 0, max: 1, calculable: true, formatter: percent, right: 0, top: "middle", itemHeight: 80, inRange: { color: HEAT_SCALE } },
       series: [{ type: "heatmap", data: cells, progressive: 2000 }] });
   }
 }
