@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.symmetry import Symmetry
+from triosim.extrapolators.core.symmetry import RankClasses, Symmetry
 from triosim.tasks import SHARED_MEMORY_STREAM, Communicator
 from triosim.trace.task_streams import TaskStreams
 
@@ -51,6 +51,20 @@ def symmetry_of(streams: TaskStreams) -> Symmetry | None:
         if all(model == streams.like[mesh.neighbour(axis, rank, 0)] for rank, model in enumerate(streams.like))
     ]
     return Symmetry(mesh, symmetric) if symmetric else None
+
+
+def classes_of(streams: TaskStreams) -> RankClasses | None:
+    """Return the classes of ranks that run the same commands; None where some communicate with a part of the world alone."""
+    communications = [
+        one.communication
+        for trace in streams.traces.values()
+        for one in trace.operators
+        if one.communication is not None
+    ]
+    sizes = {len(ranks) for groups in streams.groups.values() for ranks in groups}
+    if sizes - {1, streams.world} or any(one.kind in ("send", "recv") for one in communications):
+        return None
+    return RankClasses(streams.like)
 
 
 def _stride(ranks: tuple[int, ...]) -> tuple[int, int] | None:

@@ -133,6 +133,22 @@ def test_folded_ranks_take_the_time_of_all(tmp_path: Path) -> None:
     assert times[0] == pytest.approx(times[1], rel=1e-5)
 
 
+#: Rank 0 waits for its GPU and prints, as in most scripts.
+LOGGING = ALIKE.replace("    else:\n        torch.cuda.synchronize()\n        print", "        print")
+
+
+@pytest.mark.parametrize("ranks", ["auto", "0,3,7"])
+def test_a_rank_that_differs_leaves_the_others_folded(tmp_path: Path, ranks: str) -> None:
+    found = []
+    for fold in ("--no-fold", "--fold"):
+        done = run(tmp_path, LOGGING, "--world", "16", "-q", "--ranks", ranks, fold, "-o", "result.json")
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.splitlines()) == 4
+        result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+        found.append((done.stdout, result["step_time_s"], result["ranks"]))
+    assert found[0] == found[1]
+
+
 def test_ranks_that_were_taken_for_equal_and_differ_are_named(tmp_path: Path) -> None:
     done = run(tmp_path, STRAGGLER, "--world", "16", "-q")
     assert done.returncode == 2

@@ -17,6 +17,7 @@ from triosim.config import RunConfig, parsed
 from triosim.engine import EngineOptions
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
+from triosim.extrapolators.captured.groups import classes_of
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import dry_run
 from triosim.folding.folded_run import should_fold
@@ -102,6 +103,7 @@ def live_system(gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | 
     folds = not (config.timeline or config.links) and should_fold(config.fold, world)
     if streams is not None and folds and _all_is_equal(system.conditions):
         symmetry, network = _folded(streams, new_network)
+        symmetry = symmetry or classes_of(streams)
     return LiveSystem(system, network or new_network(), options, heterogeneity, prices, symmetry)
 
 
