@@ -1,8 +1,8 @@
-"""The log of a live run against published steps: Llama 3.1 8B by a script like torchtitan, which compiles nothing.
+"""The log of a live run against published steps: Llama 3.1 8B by a script like torchtitan, compiled layer by layer or not.
 
-``triosim run`` runs ``examples/train/fsdp2.py`` as the rows of PyTorch's team that were not compiled; compared are the tokens a
-second that the script itself prints, and the most memory that its allocator reserved. No constant was fitted to these rows with
-a live run. ``python -m validation.live_steps`` prints each.
+``triosim run`` runs ``examples/train/fsdp2.py`` as the rows of PyTorch's team; compared are the tokens a second that the script
+itself prints, and the most memory that its allocator reserved. No constant was fitted to these rows with a live run.
+``python -m validation.live_steps`` prints each.
 """
 
 from __future__ import annotations
@@ -56,16 +56,18 @@ def compared() -> Iterator[Found]:
     """Run each row that was not compiled, and yield what its script logs last."""
     with open(data("end_to_end/torchtitan_llama3_h100.csv"), encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row["compile"] == "no" and row["float8"] == "no":
-                tokens, memory = logged(int(row["gpus"]), int(row["local_batch"]), int(row["sequence_length"]))
+            if row["float8"] == "no":
+                how = ["--compile"] * (row["compile"] == "yes")
+                tokens, memory = logged(int(row["gpus"]), int(row["local_batch"]), int(row["sequence_length"]), *how)
                 published = float(row["tokens_per_second_per_gpu"]), float(row["memory_gib"])
-                yield Found(f"Llama 3.1 8B, FSDP2 on {row['gpus']}", *published, tokens, memory)
+                name = f"Llama 3.1 8B, FSDP2 on {row['gpus']}{', compiled' if how else ''}"
+                yield Found(name, *published, tokens, memory)
 
 
-def logged(world: int, batch: int, sequence: int) -> tuple[float, float]:
-    """Run the script, and return the last tokens a second and GiB that it prints."""
+def logged(world: int, batch: int, sequence: int, *how: str) -> tuple[float, float]:
+    """Run the script, and return the last tokens a second and GiB that it prints; ``how`` are more of its arguments."""
     system = ["--gpu", BOARD, "--world", str(world), "--topology", f"dgx-h100(gpus={world})", "-q"]
-    sizes = ["--model", "8b", "--batch-size", str(batch), "--sequence", str(sequence), "--steps", str(STEPS)]
+    sizes = ["--model", "8b", "--batch-size", str(batch), "--sequence", str(sequence), "--steps", str(STEPS), *how]
     command = [sys.executable, "-m", "triosim", "run", *system, str(SCRIPT), *sizes, "--checkpoint", "selective"]
     with tempfile.TemporaryDirectory(prefix="triosim-") as folder:
         said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout

@@ -20,6 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     transformer.add_arguments(parser)
     parser.add_argument("--replicas", type=int, default=1, help="shard within as many parts of the ranks (HSDP)")
+    parser.add_argument("--compile", action="store_true", help="compile each layer by itself")
     transformer.add_shard_arguments(parser)
     args = parser.parse_args()
 
@@ -36,6 +37,8 @@ def main() -> None:
 
     with torch.device("meta"):
         model = transformer.Transformer(transformer.config(args), recompute=args.checkpoint)
+    if args.compile:
+        transformer.compile_layers(model)
     transformer.shard(model, mesh, args)
     model.to_empty(device=kind)
     model.reset_parameters()

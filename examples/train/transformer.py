@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
@@ -151,6 +152,14 @@ def shard(model: Transformer, mesh: DeviceMesh, args: argparse.Namespace) -> Non
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=args.keep is None)
 
 
+def compile_layers(model: Transformer) -> None:
+    """Compile each layer by itself, with what it computes again inside; before the model is sharded."""
+    for name, layer in model.layers.items():
+        wrapped = checkpoint_wrapper(layer, preserve_rng_state=False, **model.contexts) if model.recompute else layer
+        model.layers[name] = torch.compile(wrapped, fullgraph=True)
+    model.recompute = None
+
+
 def selected() -> Any:
     """Return contexts of a checkpoint that keeps what attention and every second matrix product made."""
     kept = {
@@ -184,13 +193,17 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.width, eps=1e-5) if last else None
         self.output = nn.Linear(config.width, config.vocabulary, bias=False) if last else None
 
+    @property
+    def contexts(self) -> dict[str, Callable[[], Any]]:
+        """What says to a checkpoint which results it keeps."""
+        return {"context_fn": selected} if self.recompute == "selective" else {}
+
     def forward(self, x: Tensor) -> Tensor:
         turn = rotation(self.config, x.shape[1], x.device)
         if self.embedding is not None:
             x = self.embedding(x)
-        again: dict[str, Callable[[], Any]] = {"context_fn": selected} if self.recompute == "selective" else {}
         for layer in self.layers.values():
-            x = checkpoint(layer, x, turn, use_reentrant=False, **again) if self.recompute else layer(x, turn)
+            x = checkpoint(layer, x, turn, use_reentrant=False, **self.contexts) if self.recompute else layer(x, turn)
         return x if self.norm is None or self.output is None else self.output(self.norm(x))
 
     def reset_parameters(self) -> None:

@@ -62,9 +62,20 @@ def _patches(recorder: Recorder) -> Iterator[Patch]:
             self.graph.capture_end()
             self.on.__exit__(*error)
 
+    def graphed(function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            with recorder.graphed_call():
+                return called(*args, **options)
+
+        if not isinstance(function, torch.nn.Module):
+            called = function
+            return call
+        called = function.forward
+        function.forward = call
+        return function
+
     def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
-        recorder.note("callables are not captured in CUDA graphs: each of their kernels is launched by itself")
-        return callables
+        return tuple(map(graphed, callables)) if isinstance(callables, tuple) else graphed(callables)
 
     for owner in (torch.cuda, torch.cuda.graphs):
         for name, value in (

@@ -70,3 +70,11 @@ class GraphStep:
         """Tell those who follow optimizers that the step has ended: PyTorch does not, as no Python runs."""
         for hook in list(_global_optimizer_post_hooks.values()):
             hook(self.optimizer, (), {})
+
+
+@dataclass(slots=True)
+class GraphedCall:
+    """A call whose backward pass is a CUDA graph: the numbers of its autograd nodes, and whether that was launched."""
+
+    nodes: range
+    launched: bool = False

@@ -24,7 +24,7 @@ from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
 from triosim.trace import Category, Communication, Mark, Phase
 from triosim.tracer.patches import Patches
-from triosim.tracer.recorder.compiled_code import CompiledLayer, GraphCall, GraphStep, InlinedCalls
+from triosim.tracer.recorder.compiled_code import CompiledLayer, GraphCall, GraphedCall, GraphStep, InlinedCalls
 from triosim.tracer.recorder.endless_loops import MOST_TURNS, ValueReads
 from triosim.tracer.recorder.module_paths import ModulePaths
 from triosim.tracer.recorder.recorded_step import Listener, RecordedOperator, RecordedStep, RecordedTensor
@@ -52,6 +52,7 @@ class Recorder:
         self.reads = ValueReads()
         self.graph: list[GraphCall | GraphStep] | None = None  # while a CUDA graph is captured
         self._launched: bool | None = None  # whether the launch of a CUDA graph that runs has been recorded
+        self._graphed: list[GraphedCall] = []  # the calls in the step whose backward pass is a CUDA graph too
         self.compiled: CompiledLayer | None = None  # while compiled code runs
         self.inlined = InlinedCalls()
         self._numbers: dict[tuple[Any, ...], int] = {}  # of tensors, by storage, shape, strides, offset and dtype
@@ -81,6 +82,7 @@ class Recorder:
         self._assign_outside()
         self.reads.forget()
         self.inlined.forget()
+        self._graphed = []
         self.step = RecordedStep()
         self.context.position = -1
         self.storages.begin()
@@ -151,11 +153,30 @@ class Recorder:
         finally:
             self._launched = before
 
+    @contextmanager
+    def graphed_call(self) -> Iterator[None]:
+        """Record what runs inside as a CUDA graph, and its backward pass as another one."""
+        first = _sequence_number()
+        with self.one_launch():
+            yield
+        self._graphed.append(GraphedCall(range(first, _sequence_number())))
+
+    def _graphed_backward(self) -> GraphedCall | None:
+        """Return the graphed call of which the backward pass runs now."""
+        node = torch._C._current_autograd_node() if self._graphed else None
+        number = -1 if node is None else node._sequence_nr()
+        return next((call for call in self._graphed if number in call.nodes), None)
+
     def _add(self, operator: RecordedOperator, given: list[Any], made: list[Any]) -> None:
-        if self._launched is not None:
-            if self._launched:
-                operator.attributes = {**operator.attributes, "in_graph": True}
-            self._launched = self._launched or kind_of(base_name(operator.name)) not in ("view", "creation")
+        graph = self._graphed_backward()
+        launched = self._launched if graph is None else graph.launched
+        if launched:
+            operator.attributes = {**operator.attributes, "in_graph": True}
+        launches = bool(launched) or kind_of(base_name(operator.name)) not in ("view", "creation")
+        if graph is not None:
+            graph.launched = launches
+        elif launched is not None:
+            self._launched = launches
         communication = operator.communication
         context = self.context
         context.position, context.phase = len(self.step.operators), operator.phase

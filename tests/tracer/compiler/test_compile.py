@@ -6,8 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import importlib  # noqa: E402
 import warnings  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from torch import nn  # noqa: E402
@@ -20,6 +22,7 @@ from triosim.trace import Operator, Trace  # noqa: E402
 from triosim.tracer import fake_capture  # noqa: E402
 
 ROWS, WIDTH = 512, 256
+SCRIPTS = Path(__file__).resolve().parents[3] / "examples" / "train"
 
 
 class Block(nn.Module):
@@ -210,3 +213,26 @@ def test_a_model_that_ran_before_it_is_compiled_is_compiled_whole() -> None:
             optimizer.step()
     assert not capture.notes
     assert any(one.name == "fused::chain" for one in capture.trace.operators)
+
+
+@pytest.mark.parametrize("recompute", [None, "selective"])
+def test_the_layers_of_the_example_compile_with_what_they_compute_again(
+    recompute: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer of 7 products has 7 forward and 14 backward; a selective checkpoint keeps four of the 7, and attention."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    transformer = importlib.import_module("transformer")
+    with fake_capture("H100-SXM") as capture:
+        model = transformer.Transformer(transformer.Config(64, 3, 8, 4, 128, 256), recompute=recompute).cuda()
+        transformer.compile_layers(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            tokens = torch.randint(0, 256, (2, 17), device="cuda")
+            transformer.next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    inner = [
+        one for one in capture.trace.operators if one.layer.startswith("layers.1.") and base_name(one.name) == "mm"
+    ]
+    assert sum(one.phase == "forward" for one in inner) == 7
+    assert sum(one.phase == "backward" for one in inner) == 14 + (3 if recompute else 0)

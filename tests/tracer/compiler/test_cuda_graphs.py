@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -89,3 +91,25 @@ def test_compiled_code_that_reduces_overhead_launches_a_graph_for_each_pass() ->
     assert sum(name in products for name in launches["reduce-overhead"]) <= 2
     saved = len(launches["default"]) - len(launches["reduce-overhead"])
     assert saved == 8 + 3 - 2  # the products and three sums of biases are two launches
+
+
+def test_graphed_callables_launch_a_graph_for_each_pass() -> None:
+    """A network of three layers and a function: two launches each; the loss and the optimizer are launched as ever."""
+    kernels = {}
+    for graphed in (False, True):
+        with fake_capture("H100-SXM") as capture:
+            model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            called: tuple[Any, Any] = (model, lambda x: x.sin().exp())
+            data = torch.zeros(16, 64, device="cuda")
+            if graphed:
+                called = torch.cuda.make_graphed_callables(called, ((data,), (data,)))
+            assert called[0] is model
+            for _ in range(2):
+                called[1](called[0](data)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        kernels[graphed] = launched(capture)
+        assert not capture.notes
+    network, function = 3 + 5 + 3, 2 + 3  # products, sums of biases; sin, exp, and a product, cos and a product back
+    assert len(kernels[False]) - len(kernels[True]) == network - 2 + function - 2
