@@ -18,9 +18,10 @@ from triosim.errors import OptionError
 from triosim.networks.extensions import LinkRecorder
 from triosim.output_files import PathLike, writing_text
 from triosim.reports.tracks import INSTANTS, NETWORK_IN, NETWORK_OUT, TrackNumbers, Tracks, operator_spans, stream_of
+from triosim.reports.transfer_names import Transfer, begin_of, layer_names, sent_bytes, transfer_name
 from triosim.results.report import Report
 from triosim.results.result import Result
-from triosim.tasks import Batch, Collective, Compute, Copy, Handle, Recv, Send
+from triosim.tasks import Batch, Collective, Compute, Handle, Recv, Send
 from triosim.trace import Operator
 from triosim.units import as_microseconds, format_bytes, format_ranks, whole_nanoseconds
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from triosim.networks.extensions import LinkRate
     from triosim.networks.topology import Topology
 
-Transfer = Collective | Send | Recv | Batch | Copy
-
 #: A viewer becomes slow beyond some hundred thousand events; what is left out is said in the file's ``otherData``.
 MAX_FLOWS = 20_000
 MAX_COUNTER_EVENTS = 200_000
@@ -38,9 +37,6 @@ MAX_COUNTER_LINKS = 100
 
 #: How many numbers the tracks of a process have, so that no two tracks of a file share one.
 TRACKS = 1000
-
-#: How many layers a transfer names.
-MAX_LAYERS = 4
 
 
 class Timeline(Report):
@@ -124,7 +120,7 @@ class _EventWriter:
         process = rank + 1
         tracks = self.tracks[process]
         instants: dict[int, list[str]] = {}
-        for handle in sorted(handles, key=_arrival):
+        for handle in sorted(handles, key=begin_of):
             task = handle.task
             if isinstance(task, Compute):
                 start, end = _ns(handle.started), _ns(handle.finished)
@@ -266,36 +262,24 @@ class _EventWriter:
         self.first = False
 
 
-def _arrival(handle: Handle) -> float:
-    return handle.arrived if handle.arrived is not None else handle.started or 0.0
-
-
 def _transfer(task: Transfer, waiting: int) -> str:
     args: dict[str, Any] = {"waiting_us": waiting / 1000}
-    name: str
     if isinstance(task, Collective):
         args |= {"bytes": task.nbytes, "group": format_ranks(task.group.ranks), "axis": task.group.name}
-        name, size = task.kind, task.nbytes
     elif isinstance(task, Send):
         args |= {"bytes": task.nbytes, "to": task.destination, "tag": task.tag}
-        name, size = f"send to {task.destination}", task.nbytes
     elif isinstance(task, Recv):
         args |= {"from": task.source, "tag": task.tag}
-        name, size = f"receive from {task.source}", 0.0
     elif isinstance(task, Batch):
-        sizes = [part.nbytes for part in task.parts if isinstance(part, Send)]
-        args |= {"bytes": sum(sizes), "sends": len(sizes), "receives": len(task.parts) - len(sizes)}
-        name, size = "send and receive", sum(sizes)
+        sends = sum(isinstance(part, Send) for part in task.parts)
+        args |= {"bytes": sent_bytes(task), "sends": sends, "receives": len(task.parts) - sends}
     else:
         args |= {"bytes": task.nbytes, "from": task.source, "to": task.destination}
-        name, size = f"copy from {task.source}", task.nbytes
     if task.layers is not None:
-        names = list(task.layers.nbytes)
-        args["layers"] = ", ".join(names[:MAX_LAYERS]) + (", …" if len(names) > MAX_LAYERS else "")
+        args["layers"] = layer_names(task.layers)
     if task.label:
         args["label"] = task.label
-    text = f"{name}  {format_bytes(size)}" if size else name
-    return f'"name":{json.dumps(text)},"cat":"communication","args":{json.dumps(args)}'
+    return f'"name":{json.dumps(transfer_name(task))},"cat":"communication","args":{json.dumps(args)}'
 
 
 def _duration(start: int, end: int) -> str:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from triosim.engine.engine import RUN_AHEAD
 from triosim.reports.tracks import operator_spans, stream_of
-from triosim.tasks import Batch, Collective, Compute, Copy, Handle, Iteration, Recv, Send
+from triosim.reports.transfer_names import Transfer
+from triosim.tasks import Compute, Handle, Iteration
 from triosim.trace import Operator, Phase
 from triosim.units import whole_nanoseconds
-
-Transfer = Collective | Send | Recv | Batch | Copy
 
 #: Nanoseconds of a call that launches something, of one that does not, and the least, in which calls nest.
 _LAUNCHING, _OTHER, _LEAST = 1000, 100, 64

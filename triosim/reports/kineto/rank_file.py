@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple, TextIO
 
-from triosim.reports.kineto.activity import Activity, Transfer, activities
+from triosim.reports.kineto.activity import Activity, activities
 from triosim.reports.kineto.memory import memory_events
 from triosim.reports.kineto.run_facts import RunFacts
 from triosim.reports.kineto.stream_waits import StreamWaits
 from triosim.reports.kineto.transfers import profiled
 from triosim.reports.tracks import Tracks
+from triosim.reports.transfer_names import Transfer
 from triosim.tasks import Handle
 from triosim.trace import Operator
 from triosim.trace.formats.pytorch.kineto_file import (

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from triosim.reports.tracks import stream_of
+from triosim.reports.transfer_names import Transfer, begin_of
 from triosim.tasks import Collective, Compute, Handle, Record, Wait
 from triosim.units import whole_nanoseconds
 
@@ -68,10 +69,9 @@ class _Issued:
 
 def _runs(handle: Handle) -> bool:
     """Return whether the GPU has work of a task: Compute tasks and transfers that take time."""
-    if handle.finished is None or not (isinstance(handle.task, Compute) or hasattr(handle.task, "issuer")):
+    if handle.finished is None or not isinstance(handle.task, Compute | Transfer):
         return False
-    begin = handle.started if isinstance(handle.task, Compute) else handle.arrived
-    return whole_nanoseconds(handle.finished) > whole_nanoseconds(begin or 0.0)
+    return whole_nanoseconds(handle.finished) > whole_nanoseconds(begin_of(handle))
 
 
 def _end(handle: Handle) -> float:

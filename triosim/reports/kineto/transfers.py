@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triosim.networks.collectives.algorithm import to_each
-from triosim.reports.kineto.activity import Transfer
+from triosim.reports.transfer_names import Transfer, sent_bytes
 from triosim.tasks import AllToAll, Batch, Collective, CollectiveKind, Communicator, Copy, Recv, Send
 from triosim.trace.formats.pytorch.kineto_file import WorkCategory
 
@@ -56,7 +56,7 @@ def profiled(task: Transfer, rank: int, numbers: Mapping[Communicator, int], rec
     if isinstance(task, Collective):
         return _collective(task, rank, numbers)
     if isinstance(task, Batch):
-        sent = sum(part.nbytes for part in task.parts if isinstance(part, Send))
+        sent = sent_bytes(task)
         receives = sum(isinstance(part, Recv) for part in task.parts)
         parts = tuple(_message(part, received / max(1, receives), task.label) for part in task.parts)
         about = _about("coalesced", sent, received, task.label)

@@ -13,16 +13,15 @@ from typing import Any
 
 from triosim.engine import Recording
 from triosim.engine.recording import matched_sends, operator_times
-from triosim.reports.tracks import TrackNumbers, Tracks, track_order
-from triosim.tasks import Batch, Collective, Communicator, Compute, Copy, Handle, Recv, Send
-from triosim.units import format_bytes, format_ranks, whole_nanoseconds
+from triosim.reports.tracks import TrackNumbers, Tracks, stream_of, track_order
+from triosim.reports.transfer_names import Transfer, begin_of, layer_names, transfer_name
+from triosim.tasks import Collective, Communicator, Compute, Handle, Recv, Send
+from triosim.units import format_ranks, whole_nanoseconds
 
 #: More slices make a page that is slow to load; the ranks beyond are left out, and the page says so.
 MAX_SLICES = 200_000
 MAX_ARROWS = 20_000
-MAX_LAYERS = 3  # that a transfer names
 
-Transfer = Collective | Send | Recv | Batch | Copy
 #: The track of a rank: the rank and the track's name.
 Place = tuple[int, str]
 
@@ -107,8 +106,8 @@ class _Slices:
     def of_rank(self, rank: int, handles: Iterable[Handle]) -> dict[str, _Track]:
         """Return the tracks of a rank by name."""
         lanes, found = Tracks(self._numbers), defaultdict[int, _Track](_Track)
-        for handle in sorted(handles, key=_begin):
-            start, end = whole_nanoseconds(_begin(handle)), whole_nanoseconds(handle.finished or 0.0)
+        for handle in sorted(handles, key=begin_of):
+            start, end = whole_nanoseconds(begin_of(handle)), whole_nanoseconds(handle.finished or 0.0)
             if end == start:
                 continue
             number = lanes.track(_stream(handle), start, end)
@@ -159,38 +158,20 @@ class _Slices:
         return found
 
 
-def _begin(handle: Handle) -> float:
-    """Return when a slice begins: a transfer's at its rank's arrival."""
-    if isinstance(handle.task, Compute):
-        return handle.started or 0.0
-    return handle.arrived if handle.arrived is not None else handle.started or 0.0
-
-
 def _stream(handle: Handle) -> str:
     """Return the stream that a task is shown on: sends to all partners share one, and so do receives."""
     if isinstance(handle.task, Send):
         return "send"
     if isinstance(handle.task, Recv):
         return "receive"
-    return getattr(handle.task, "stream", None) or "unordered"
+    return stream_of(handle.task)
 
 
 def _shown(task: Transfer) -> tuple[str, str, str]:
     """Return the name, kind and detail of a transfer."""
-    name, size = "", 0.0
     detail = [task.label] if task.label else []
     if isinstance(task, Collective):
-        name, size = task.kind, task.nbytes
         detail = [f"{task.group.name} over GPUs {format_ranks(task.group.ranks)}"]
-    elif isinstance(task, Send):
-        name, size = f"send to GPU {task.destination}", task.nbytes
-    elif isinstance(task, Recv):
-        name = f"receive from GPU {task.source}"
-    elif isinstance(task, Batch):
-        name, size = "send and receive", sum(part.nbytes for part in task.parts if isinstance(part, Send))
-    else:
-        name, size = f"copy from {task.source}", task.nbytes
     if task.layers is not None:
-        layers = list(task.layers.nbytes)
-        detail.append(", ".join(layers[:MAX_LAYERS]) + (", ..." if len(layers) > MAX_LAYERS else ""))
-    return f"{name} {format_bytes(size)}" if size else name, "communication", "; ".join(detail)
+        detail.append(layer_names(task.layers))
+    return transfer_name(task), "communication", "; ".join(detail)
