@@ -76,8 +76,10 @@ def test_the_page_has_the_timeline_of_the_step_that_the_tables_show(tmp_path: Pa
     done = run(tmp_path, STRAGGLER, "--world", "4", "-q", "--report", "page.html", "-o", "result.json")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
-    found = re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(encoding="utf-8"), re.DOTALL)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    found = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
+    assert "triosim run --gpu H100 --world 4 -q --report page.html -o result.json train.py" in page
     timeline = json.loads(found[1])["timeline"]
     assert timeline["end_ns"] == pytest.approx(result["step_time_s"] * 1e9, abs=1)
     for rank in result["ranks"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -142,6 +143,7 @@ def _request(script: Sequence[str], given: Mapping[str, Any]) -> Request:
         ranks=given["ranks"] or "auto",
         start_time=_seconds(given["start_time"]),
         loader_seconds=given["loader_time"],
+        command=shlex.join(["triosim", *sys.argv[1:]]),
         **{name: given[name] for name in same},
     )
     return request

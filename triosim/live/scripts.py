@@ -40,7 +40,10 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is to be run, as which ranks, and what is shown of it; see the options of ``triosim run``."""
+    """What is to be run, as which ranks, and what is shown of it; see the options of ``triosim run``.
+
+    ``command`` is the command line that asks for it.
+    """
 
     launch: Launch
     gpu: str
@@ -54,6 +57,7 @@ class Request:
     loader_seconds: float = 0.0
     files: str | None = None
     patience: float = 600.0
+    command: str = ""
 
     def job(self, config: RunConfig) -> LiveJob:
         """Return the script and its world. Raises ``TriosimError`` where there is no such script, GPU or topology."""
@@ -104,7 +108,7 @@ def run_live(request: Request, config: RunConfig, progress: Progress | None = No
             like = found.streams.like
         outcome = run.simulate(like, system, request.step, progress)
     _say_files(str(job.files), kept=request.files is not None)
-    return outcome.status, _result(outcome, config)
+    return outcome.status, _result(outcome, request.command, config)
 
 
 def _local_ranks(launch: Launch, gpu: Gpu, world: int, config: RunConfig) -> int:
@@ -189,7 +193,7 @@ def _say_interrupted(outcome: LiveOutcome) -> None:
     print(f"triosim: {so_far}", file=sys.stderr)
 
 
-def _result(outcome: LiveOutcome, config: RunConfig) -> Result | None:
+def _result(outcome: LiveOutcome, command: str, config: RunConfig) -> Result | None:
     """Return the result of the step that stands for all, with when each step ran."""
     if outcome.status == INTERRUPTED:
         _say_interrupted(outcome)
@@ -202,4 +206,5 @@ def _result(outcome: LiveOutcome, config: RunConfig) -> Result | None:
     sample = None if result.data.metrics is None else result.data.metrics.tokens_per_sample
     tokens = None if sample is None else sample * result.data.global_batch_size
     steps = tuple([ScriptStep(one.index, one.began_s, one.seconds, tokens) for one in outcome.steps])
-    return replace(result, data=replace(result.data, steps=steps))
+    inputs = {**result.inputs, "command": command}
+    return replace(result, data=replace(result.data, steps=steps, inputs=inputs))

@@ -9,7 +9,12 @@ from triosim.results.result import Result
 
 
 def command_of(result: Result, trace: str = "TRACE") -> str:
-    """Return the command that makes a result again by its options; ``trace`` is what it was made of, if it names no file."""
+    """Return the command that makes a result again by its options; ``trace`` is what it was made of, if it names no file.
+
+    Of a script that ran live, it is the command that ran it.
+    """
+    if result.inputs.get("command"):
+        return str(result.inputs["command"])
     values = dict(result.inputs.get("config", {}))
     subject = str(values.pop("trace", None) or trace)
     try:

@@ -17,7 +17,7 @@ def sections(result: Result, page: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the sections that the result has something for; ``page`` are the values that the charts are drawn from."""
     data = result.data
     yield Section("time", "Where the time goes", chart("parts", "The parts of a step by GPU") + _ranks(data))
-    if page["timeline"] or not data.steps:  # of a script's step no timeline is kept
+    if page["timeline"] or not data.steps:  # no option keeps that of a script in its file
         yield Section("when", "Timeline", _timeline(page))
     if data.memory:
         yield Section("memory", "Memory", _memory(data, page))
@@ -31,8 +31,7 @@ def sections(result: Result, page: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("what-if", "What if a part were faster?", chart("what-if-bars", "Steps of faster systems"))
     yield Section("trust", "How sure it is", _trust(data))
     yield Section("assumptions", "Assumptions and notes", _notes(data))
-    if not data.steps:
-        yield Section("again", "The command that makes it again", f"<pre>{text(command_of(result))}</pre>")
+    yield Section("again", "The command that makes it again", f"<pre>{text(command_of(result))}</pre>")
 
 
 def sentence(data: ResultData) -> str:
