@@ -48,6 +48,7 @@ from triosim.tracer.surroundings import (
     cuda_profiler,
     distributed_checkpoints,
     file_functions,
+    native_libraries,
     nvidia_smi,
     nvml,
     saved_tensors,
@@ -125,6 +126,7 @@ class FakeDevice:
         after_imports = {
             "triton.runtime": triton_kernels.patches_after_import(mode, self.gpu),
             "pynvml": nvml.patches_after_import,
+            **({} if self._files is None else native_libraries.after_import(self._files)),
         }
         script_patches.install(patches, recorder, fake_mode, after_imports)
         host_reads.install(patches, recorder, mode.twins)
@@ -136,6 +138,7 @@ class FakeDevice:
         cuda_profiler.install(patches)
         if self._files is not None:
             file_functions.install(patches, self._files)
+            native_libraries.install(patches, self._files)
             patches.make(script_patches.profiler_exports(self._files))
         recorder.install(patches)
         data_parallel.install(patches)

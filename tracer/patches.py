@@ -6,6 +6,7 @@ looked up first: where a version of PyTorch lacks it, the capture ends with an e
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -64,6 +65,11 @@ class Patches(ExitStack):
             self.callback(setattr, function, "__defaults__", function.__defaults__)
             function.__defaults__ = tuple([replaced.get(id(one), one) for one in function.__defaults__])
 
+    def set_variable(self, name: str, value: str) -> None:
+        """Set a variable of the environment, which programs that the script starts have as well."""
+        self.callback(_restore_variable, name, os.environ.get(name))
+        os.environ[name] = value
+
     def add(self, owner: Any, name: str, value: Any) -> None:
         """Add a value to a list of PyTorch's, in place. Raises ``CaptureError`` when the list does not exist."""
         known = getattr(owner, name, None)
@@ -84,6 +90,12 @@ class Patches(ExitStack):
         for name, kernel in kernels.items():
             for key in keys:
                 library.impl(name, kernel, key)
+
+
+def _restore_variable(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
 
 
 _capturing = False

@@ -152,6 +152,12 @@ def test_every_clock_of_the_script_is_simulated(live: Run) -> None:
     ]
 
 
+def test_a_library_in_c_that_derives_from_datetime_runs(live: Run) -> None:
+    pytest.importorskip("pandas")
+    status, log, _ = live("import gc, pandas, datetime\ngc.collect()\nprint(datetime.datetime.now().month)\n")
+    assert (status, log) == (0, "1\n")
+
+
 def test_events_have_the_times_of_the_gpu(live: Run) -> None:
     _, log, _ = live(EVENTS)
     assert log.splitlines() == [

@@ -37,17 +37,9 @@ def install(patches: Patches, files: FileOverlay) -> None:
     temporary = files.to_write(os.path.realpath(tempfile.gettempdir()))
     os.makedirs(temporary, exist_ok=True)
     patches.make([Patch(tempfile, "tempdir", temporary)])
-    patches.callback(_set_variable, "TMPDIR", os.environ.get("TMPDIR"))
-    _set_variable("TMPDIR", temporary)
+    patches.set_variable("TMPDIR", temporary)
     replaced = {id(original): function for original, function in _Functions(files).replaced()}
     patches.rebind(replaced, _closers(), spared=lambda module: module == FileOverlay.__module__)
-
-
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
 
 
 def _closers() -> Iterator[Any]:

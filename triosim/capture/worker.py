@@ -16,6 +16,7 @@ from triosim.trace import Trace
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.script_runner import run_script
+from triosim.tracer.surroundings import write_protection
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 
@@ -46,6 +47,8 @@ def capture_rank(job: CaptureJob, rank: int, connection: Connection, folder: Pat
 def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) -> tuple[Trace, RankSummary]:
     messages = RankMessages(folder, rank, connection.send)
     files = None if job.files is None else FileOverlay(job.files, shared=(folder,))
+    if files is not None:
+        write_protection.protect(files)
     os.environ.update(job.script.environment)
     with FakeDevice(job.gpu, devices=job.local, world=job.world, rank=rank, messages=messages, files=files) as device:
         observed = run_script(

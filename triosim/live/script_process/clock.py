@@ -12,6 +12,7 @@ import sys
 import time
 import timeit
 from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
 import torch
@@ -33,7 +34,10 @@ _REAL = frozenset(
         *("signal", "tempfile", "random", "uuid", "triosim", "simpy"),
     )
 )
-_REAL_OF_TORCH = ("torch.distributed.elastic", "torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
+_REAL_PARTS = (
+    *("torch.distributed.elastic", "torch.distributed.distributed_c10d", "torch.distributed.rendezvous"),
+    *("wandb.sdk.lib.service", "wandb.sdk.lib.asyncio_compat", "wandb.sdk.mailbox", "wandb.sdk.lib.timer"),
+)
 _real_time, _real_sleep = time.time, time.sleep
 _Datetime = datetime.datetime
 
@@ -85,6 +89,10 @@ def install(patches: Patches, feed: TaskFeed, start: float) -> None:
     simulated = _datetime(clock)
     by_identity = {id(real): function for real, (_, function) in replaced.items()} | {id(_Datetime): simulated}
     patches.rebind(by_identity, _functions_with_timers(), spared=lambda module: module == "time" or _is_real(module))
+    loader = ExtensionFileLoader
+    patches.make(
+        Patch(loader, name, _with_datetime(getattr(loader, name))) for name in ("create_module", "exec_module")
+    )
     patches.make([Patch(logging, "_startTime", start, missing="leave")])
     events = _event(feed)
     for owner in (torch.cuda, torch.cuda.streams):
@@ -141,7 +149,7 @@ def _keeps_real(frame: Any) -> bool:
 
 
 def _is_real(module: str) -> bool:
-    return module.partition(".")[0] in _REAL or module.startswith(_REAL_OF_TORCH)
+    return module.partition(".")[0] in _REAL or module.startswith(_REAL_PARTS)
 
 
 def _functions_with_timers() -> Iterator[Any]:
@@ -175,6 +183,19 @@ def _datetime(clock: SimulatedClock) -> type[datetime.datetime]:
     names = {"__module__": "datetime", "__qualname__": "datetime", "__slots__": (), "__doc__": _Datetime.__doc__}
     simulated: Any = Meta("datetime", (_Datetime,), {**names, **body})
     return simulated  # type: ignore[no-any-return]
+
+
+def _with_datetime(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that loads a module written in C, which derives from the ``datetime`` that C knows (pandas does)."""
+
+    def function(*args: Any) -> Any:
+        simulated, datetime.datetime = datetime.datetime, _Datetime  # type: ignore[misc]
+        try:
+            return load(*args)
+        finally:
+            datetime.datetime = simulated  # type: ignore[misc]
+
+    return function
 
 
 def _event(feed: TaskFeed) -> type[cuda_api.Event]:

@@ -34,6 +34,7 @@ from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.script_lines import script_line
 from triosim.tracer.script_runner import EnoughSteps, execute, show_error
 from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
+from triosim.tracer.surroundings import write_protection
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 #: Of so many different steps a trace is kept. Steps of most scripts are of one kind after the first two.
@@ -55,7 +56,8 @@ def run_rank(job: LiveJob, rank: int, like: Sequence[int], connection: Connectio
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends this process
     _end_with_parent()
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a script may start processes
+    configured: Any = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    configured.update(daemon=False, tempdir=folder)  # a script may start processes, whose sockets need short paths
     atexit._clear()
     feed = TaskFeed(connection)
     os.register_at_fork(after_in_child=feed.detach)
@@ -106,6 +108,8 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
     random.seed(0)
     torch.manual_seed(0)
     files = None if job.files is None else FileOverlay(job.files, shared=(messages.folder,))
+    if files is not None:
+        write_protection.protect(files)
     try:
         with FakeDevice(
             job.gpu,
@@ -144,6 +148,8 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
             print("triosim: internal error, not the script's; please report it with this traceback", file=sys.stderr)
         else:
             show_error(error, (_ROOT,))
+            if files is not None and (why := write_protection.refusal(error)) is not None:
+                print(f"triosim: note: {why}", file=sys.stderr)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
