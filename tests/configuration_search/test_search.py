@@ -47,6 +47,13 @@ def test_what_is_found_is_in_tables_and_files(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "search.json").read_text()) == as_read(found)
 
 
+def test_neighbours_say_what_they_cost_where_that_is_asked_for() -> None:
+    found = triosim.search(GPT, vary={"tp": [1, 2]}, objective="cost", price=2.0, **{**RUN, "gpus": [2, 4]}).to_dict()
+    best = found["best"]["settings"]["gpus"]
+    (other,) = [one for one in found["neighbours"] if one["axis"] == "gpus"]
+    assert 1 + other["objective"] == pytest.approx((1 + other["change"]) * other["value"] / best)
+
+
 def test_a_screened_search_proves_nothing_and_says_how_much_better_others_may_be() -> None:
     every = triosim.search(GPT, vary=VARIED, top=4, **RUN)
     screened = triosim.search(GPT, vary=VARIED, top=1, screen="analytical", **RUN)

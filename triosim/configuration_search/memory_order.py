@@ -35,14 +35,12 @@ _BATCHES = ("micro_batch_size", "micro_batches")
 
 
 def weighing_order(space: Space, points: Iterable[Point]) -> list[Point]:
-    """Return points so that those which need less memory come first, and those which share shards follow each other."""
-    chains = [_chain(space, name) for name in ("recompute", DATA_PARALLEL)]
+    """Return points so that those which need less memory come first, and those which share shards or stages together."""
+    recompute, data = _chain(space, "recompute"), _chain(space, DATA_PARALLEL)
 
     def key(point: Point) -> tuple[object, ...]:
-        ranks = [
-            _rank(chain, point.get(name)) for chain, name in zip(chains, ("recompute", DATA_PARALLEL), strict=True)
-        ]
-        return (*shards(space, point), *ranks, space.layout(point).pp)
+        recomputed, divided = _rank(recompute, point.get("recompute")), space.layout(point).pp
+        return (*shards(space, point), recomputed, divided, _rank(data, point.get(DATA_PARALLEL)))
 
     return sorted(points, key=key)
 

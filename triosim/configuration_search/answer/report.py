@@ -25,7 +25,7 @@ _SMALL = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A point one step away from the best along an ``axis``, and by which share its step takes longer.
+    """A point one step from the best along an ``axis``: by which share its step is longer, and its objective more.
 
     With ``at_least`` it was not simulated, and its bound says so much. ``reason`` says why it cannot be run; there is no
     ``change`` then, and where a ``rule`` forbids it, that is its name; what no rule knows is ``refused``.
@@ -38,6 +38,7 @@ class Neighbour:
     reason: str = ""
     rule: str = ""
     refused: bool = False
+    objective: float | None = None
 
 
 def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
@@ -55,12 +56,23 @@ def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
             reason, name = ("not found out", "") if rule is None else (f"not so: {rule.text}", rule.name)
             yield Neighbour(axis, value, None, reason=reason, rule=name)
         elif outcome.figures is not None:
-            yield Neighbour(axis, value, outcome.figures.step_time_s / seconds - 1.0)
+            change = outcome.figures.step_time_s / seconds - 1.0
+            yield Neighbour(axis, value, change, objective=_more(found, outcome.figures, outcome))
         elif outcome.state == "excluded" and outcome.at_bound is not None:
-            yield Neighbour(axis, value, outcome.at_bound.step_time_s / seconds - 1.0, at_least=True)
+            change = outcome.at_bound.step_time_s / seconds - 1.0
+            yield Neighbour(axis, value, change, at_least=True, objective=_more(found, outcome.at_bound, outcome))
         else:
             reason = reason_of(outcome, found.space.memory_margin)
             yield Neighbour(axis, value, None, reason=reason, refused=outcome.state == "refused")
+
+
+def _more(found: Searched, figures: Figures, outcome: Outcome) -> float | None:
+    """Return by which share a point with these figures has more of the first objective than the best; None if not known."""
+    objective, best = found.objectives.all[0], found.best
+    assert best is not None
+    assert best.figures is not None
+    value, of_best = objective.value(figures, outcome.memory), objective.value(best.figures, best.memory)
+    return value / of_best - 1.0 if value is not None and of_best else None
 
 
 def reason_of(outcome: Outcome, margin: float) -> str:

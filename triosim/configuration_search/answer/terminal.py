@@ -78,10 +78,10 @@ def _best_table(found: Searched) -> RenderableType:
         held_back = held_back_by(outcome.figures)
         settings = found.space.summary(Point.read(outcome.key))
         shown += [Text(line), Padding(Text(f"{settings}; held back by {held_back}", style="dim"), (0, 0, 0, 5))]
-    shown.append(
-        Text("GiB: tensors of the fullest GPU; exp., wait: exposed communication, and waiting for", style="dim")
+    legend = (
+        "GiB: tensors of the fullest GPU; exp.: exposed communication, wait: waiting for partners, mean over the GPUs"
     )
-    shown.append(Text("partners without computing, mean over the GPUs", style="dim"))
+    shown.append(Text(legend, style="dim"))
     return Group(Text(), *shown)
 
 
@@ -112,8 +112,21 @@ def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
 
 def _neighbour_table(found: Searched) -> RenderableType:
     """Return what it costs to change an option of the best, without what a rule forbids; notes say why one is refused."""
-    rows = [(f"{one.axis}={one.value}", _change(one)) for one in neighbours_of_best(found) if not one.rule]
-    return Group(Text(), Text("One step from the best", style="bold"), table("", "changed", "step time", rows=rows))
+    named, most = _named(found), found.objectives.all[0].is_larger_better
+    rows = [
+        (f"{one.axis}={one.value}", _change(one), *(_more(one, most=most) for _ in named))
+        for one in neighbours_of_best(found)
+        if not one.rule
+    ]
+    header = "changed", "step time", *named
+    return Group(Text(), Text("One step from the best", style="bold"), table("", *header, rows=rows))
+
+
+def _more(one: Neighbour, *, most: bool) -> str:
+    if one.objective is None:
+        return ""
+    bound = "at most" if most else "at least"
+    return f"{bound} {one.objective:+.1%}" if one.at_least else f"{one.objective:+.1%}"
 
 
 def _change(one: Neighbour) -> str:
