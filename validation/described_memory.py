@@ -39,7 +39,7 @@ _PRECISIONS: dict[str, tuple[str, Literal["plain", "mixed"]]] = {
 }
 
 #: The mean error that is claimed of all rows.
-CLAIM = 0.03
+CLAIM = 0.02
 
 
 def cases() -> list[Case]:

@@ -18,6 +18,7 @@ import triosim
 from triosim.capture.one_rank import capture_fake
 from triosim.memory import analyse
 from triosim.models import GPT
+from triosim.trace import Trace
 
 SCRIPT = Path(__file__).with_name("train_config.py")
 COMMON = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "use_cache": False}
@@ -105,6 +106,22 @@ def test_a_t5_in_half_precision_keeps_what_transformers_keeps(dtype: str, tmp_pa
     images, words = 4 * 3 * 64 * 64 * 4, 4 * 48 * 8
     found = triosim.rank_memory(trace).report(workspace=False).peak_live
     assert abs(found + images - analyse(real, workspace=False).peak_live) <= words
+
+
+def test_autocast_computes_the_responses_of_a_convnext_in_fp32(tmp_path: Path) -> None:
+    """The norm is in fp32, and so is all that is multiplied by it: most of what the backward pass needs."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "convnextv2", **CONVNEXT}))
+    real = capture_fake(SCRIPT, [str(path), "bfloat16"], gpu="A100")
+    trace = triosim.describe(path, batch=4, dtype="bfloat16", precision="mixed", kernels="eager", gpu="A100")
+
+    def written(of: Trace) -> Counter[tuple[str, str]]:
+        names = ("aten::linalg_vector_norm", "aten::mul", "aten::div", "aten::masked_fill", "aten::masked_fill_")
+        found = (one for one in of.operators if one.layer.endswith("grn") and one.name in names)
+        return Counter((one.name.removesuffix("_"), one.outputs[0].dtype) for one in found)
+
+    assert written(trace) == written(real)
+    assert written(trace)["aten::linalg_vector_norm", "float32"] == 4  # a layer
 
 
 def test_a_gpt_is_described_as_megatron_trains_it() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triosim.models.architectures.images import class_loss, image_inputs
-from triosim.models.operators.elementwise import add, add_number, div, elementwise, gelu, mean, mul
+from triosim.models.operators.elementwise import add, add_number, div, elementwise, gelu, mean, mul, to
 from triosim.models.operators.layers import layer_norm
 from triosim.models.operators.products import convolution, linear
 from triosim.models.operators.tape import Tape, Value, module
@@ -86,14 +86,15 @@ def _responses(x: Value) -> Value:
 
 
 def _strengths(x: Value) -> Value:
-    """The norm of each channel over the pixels (``linalg.vector_norm``)."""
+    """The norm of each channel over the pixels (``linalg.vector_norm``), which autocast computes in fp32."""
     tape, (batch, _, _, channels) = x.tape, x.shape
-    out = tape.result("linalg_vector_norm", (x,), (batch, 1, 1, channels), x.dtype, dim=[1, 2], keepdim=True)
+    dtype = x.dtype if tape.autocast is None else "float32"
+    out = tape.result("linalg_vector_norm", (x,), (batch, 1, 1, channels), dtype, dim=[1, 2], keepdim=True)
 
     def backward(g: Value) -> tuple[Value]:
         ratio = elementwise(
-            "masked_fill", elementwise("div", x, out), elementwise("eq", out, dtype="bool"), dtype=x.dtype
+            "masked_fill", elementwise("div", x, out), elementwise("eq", out, dtype="bool"), dtype=out.dtype
         )
-        return (elementwise("mul", ratio, g),)
+        return (to(elementwise("mul", ratio, g), x.dtype),)
 
     return tape.differentiate((out,), (x,), backward)
