@@ -43,7 +43,8 @@ def _arange(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
 
 def _same(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
     """The last dimension is unchanged."""
-    return _first(arguments[0]) if _last(arguments[0]) == _last(result) else None
+    first = _first(arguments[0])
+    return first if first is not None and _last(arguments[0]) == _last(result) else None
 
 
 def _moved(arguments: tuple[Any, ...], sign: int) -> int | None:

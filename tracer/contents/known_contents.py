@@ -90,13 +90,23 @@ class KnownContents:
             pass
         return NotImplemented
 
-    def follow(self, info: Any, given: Sequence[torch.Tensor], args: Any, kwargs: Any, result: Any) -> None:
+    def follow(
+        self,
+        info: Any,
+        given: Sequence[torch.Tensor],
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        changed: Sequence[torch.Tensor],
+    ) -> None:
         """Keep known, or make unknown, what an operator has returned and changed."""
-        changed = list(info.changed_of(args, kwargs)) if info.changed else []
-        old = {one.untyped_storage()._cdata for one in given} if info.function.is_view or changed else set()
-        fakes = [one for one in flat(result) if is_fake(one)]
-        made = [one for one in fakes if one.untyped_storage()._cdata not in old]  # others are views of what was given
-        if not (made or changed) or info.bare in _UNWRITTEN:
+        if info.bare in _UNWRITTEN or (info.is_view and not changed):
+            return
+        fakes = made = [one for one in flat(result) if is_fake(one)]
+        if fakes and changed:
+            old = {one.untyped_storage()._cdata for one in given}
+            made = [one for one in fakes if one.untyped_storage()._cdata not in old]  # others were given
+        if not (made or changed):
             return
         mask = self._mask(info, given, args, kwargs, made, changed)
         found = NotImplemented

@@ -108,6 +108,8 @@ def set_contents(tensor: torch.Tensor, contents: torch.Tensor, mask: torch.Tenso
 def drop_contents(tensor: torch.Tensor) -> None:
     """Make the contents of a fake tensor unknown; other parts of its storage stay known."""
     storage = tensor.untyped_storage()
+    if not hasattr(storage, _CONTENTS):
+        return
     if _contents(tensor) is None or _is_whole(tensor) or storage.nbytes() > MOST_ELEMENTS * tensor.element_size():
         drop_storage(storage)
     else:

@@ -61,6 +61,7 @@ class OperatorInfo:
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         each = schema.name.startswith("aten::_foreach_") and schema.name.endswith("_")
+        self.is_view = function.is_view
         self.in_place = each or schema.name in _IN_PLACE_ONLY
         self.on_images = memory_formats.depends_on_format(schema.name)
         self.check = dtype_checks.check_of(self.bare)
@@ -192,7 +193,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs:
             _add_tensors(given, kwargs.values())
         fake = any(hasattr(tensor, "fake_device") for tensor in given)
-        if fake and info.changed:
+        if fake and info.changed and not all(hasattr(tensor, "fake_device") for tensor in given):
             self.twins.add(info.changed_of(args, kwargs), given)
         if self.twins.exist and any(self.twins.of(tensor) is not tensor for tensor in given):
             changed, others = tree_map_only(torch.Tensor, self.twins.of, (args, kwargs))
@@ -235,29 +236,31 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     result = self._shapes.run(function, given, args, kwargs)
             except NotImplementedError as error:  # without a rule for the shape, PyTorch tries the kernel itself
                 raise UnsupportedOperatorException(function) from error
-        if info.changed:
-            if isinstance(result, torch.Tensor) and isinstance(args[0], torch.Tensor) and not is_fake(args[0]):
-                result = args[0]  # a real tensor that was to be changed in place
-            assumed_values.learn(info.bare, args, result, info.changed_of(args, kwargs))
-        elif isinstance(result, torch.Tensor):
-            assumed_values.learn(info.bare, args, result)
+        changed = list(info.changed_of(args, kwargs)) if info.changed else []
+        if changed and isinstance(result, torch.Tensor) and isinstance(args[0], torch.Tensor) and not is_fake(args[0]):
+            result = args[0]  # a real tensor that was to be changed in place
+        assumed_values.learn(info.bare, args, result, changed)
         if found is NotImplemented:
-            self.contents.follow(info, given, args, kwargs, result)
-        self._record(info, given, args, kwargs, result)
+            self.contents.follow(info, given, args, kwargs, result, changed)
+        self._record(info, given, args, kwargs, result, changed)
         if info.to_host and isinstance(result, FakeTensor) and not on_device(result):
             real = storage_contents.of(result)
             return result if real is None else real
         return result
 
     def _record(
-        self, info: OperatorInfo, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self,
+        info: OperatorInfo,
+        given: list[torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        changed: list[torch.Tensor],
     ) -> None:
         if self._muted:
             return
         inputs = [tensor for tensor in given if on_device(tensor)]
-        outputs = [tensor for tensor in flat(result) if on_device(tensor)]
-        if info.changed:
-            outputs += [tensor for tensor in info.changed_of(args, kwargs) if on_device(tensor)]
+        outputs = [tensor for tensor in (*flat(result), *changed) if on_device(tensor)]
         if not inputs and not outputs:
             return
         attributes = info.attributes_of(args, kwargs)
