@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,6 +22,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import profiler as autograd_profiler
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.utils.data import DataLoader
 
 from triosim.tracer.contents import storage_contents
@@ -57,7 +58,13 @@ def install(
     torch.__future__.set_swap_module_params_on_conversion(True)  # to move modules, whose real parameters become fake
     patches.callback(lambda: torch.__future__.set_swap_module_params_on_conversion(swap))
     module = torch.nn.Module
-    patches.make([Patch(module, "_load_from_state_dict", _loaded_with(module._load_from_state_dict, swap))])
+    sharded: Any = FSDPParam
+    patches.make(
+        [
+            Patch(module, "_load_from_state_dict", _loaded_with(module._load_from_state_dict, swap)),
+            Patch(sharded, "reset_sharded_param", _loaded_with(sharded.reset_sharded_param, swap)),
+        ]
+    )
 
 
 class _AfterImports:
@@ -146,16 +153,17 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
 
 
 def _loaded_with(load: Any, swap: bool) -> Any:
-    """Return a ``Module._load_from_state_dict`` that copies into parameters, or swaps them where the script asked for that."""
+    """Return a function that loads into parameters, or assigns them, and swaps them where the script asked for that."""
 
-    def _load_from_state_dict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    @wraps(load)
+    def function(self: Any, *args: Any, **kwargs: Any) -> None:
         torch.__future__.set_swap_module_params_on_conversion(swap)
         try:
             load(self, *args, **kwargs)
         finally:
             torch.__future__.set_swap_module_params_on_conversion(True)
 
-    return _load_from_state_dict
+    return function
 
 
 def _swap(fake_mode: FakeTensorMode) -> Any:

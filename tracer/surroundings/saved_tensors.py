@@ -10,14 +10,14 @@ from __future__ import annotations
 import copyreg
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from triosim.tracer.contents import storage_contents
 from triosim.tracer.device.dispatch_mode import MOST_MADE
@@ -109,10 +109,31 @@ def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         shape, stride, dtype, _, *others = saved
         return _made(shape, stride, dtype, device, *others)
     if tensor.numel() <= MOST_MADE or not tensor.dtype.is_floating_point:
-        return tensor.to(device)
+        moved = tensor.detach().to(device)
+        return torch.nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else moved
     parameter = isinstance(tensor, torch.nn.Parameter)
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
     return _made(shape, stride, tensor.dtype, device, tensor.requires_grad, parameter, None)
+
+
+def _everywhere(found: Any, placed: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return what was loaded with its tensors on the script's devices, those of modules too; what was one tensor stays one."""
+    known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    modules: set[torch.nn.Module] = set()
+
+    def replaced(one: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            if id(one) not in known:
+                known[id(one)] = (one, placed(one))
+            return known[id(one)][1]
+        for module in one.modules() if isinstance(one, torch.nn.Module) else ():
+            if module not in modules:
+                modules.add(module)
+                state = {name: tree_map_only(torch.Tensor, replaced, value) for name, value in vars(module).items()}
+                vars(module).update(state)
+        return one
+
+    return tree_map(replaced, found)
 
 
 def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
@@ -156,7 +177,7 @@ def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
             place = saved[3] if saved is not None else places.get(tensor.untyped_storage()._cdata, "cpu")
             return _placed(tensor, _device(map_location, place))
 
-        return tree_map_only(torch.Tensor, placed, found)
+        return _everywhere(found, placed)
 
     yield Patch(torch, "save", save_shapes)
     yield Patch(torch, "load", load_shapes)

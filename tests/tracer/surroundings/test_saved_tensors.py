@@ -14,6 +14,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import distribute_tensor  # noqa: E402
 
 from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 from triosim.tracer.surroundings.file_overlay import FileOverlay  # noqa: E402
@@ -87,6 +88,36 @@ def test_files_of_safetensors_are_written_and_read_by_shape(tmp_path: Path, over
         safetensors.save_file(found, tmp_path / "ours.safetensors")
         again = safetensors.load_file(tmp_path / "ours.safetensors", device="cuda")
         assert (again["weight"].shape, again["weight"].is_cuda) == ((WIDTH, WIDTH), True)
+
+
+def test_a_module_is_saved_whole(device: FakeDevice, tmp_path: Path) -> None:
+    """Tied weights stay tied, and a recurrent network finds its weights under all their names."""
+    model = nn.ModuleDict(
+        {"first": nn.Linear(WIDTH, WIDTH), "tied": nn.Linear(WIDTH, WIDTH), "cells": nn.LSTM(8, 8)}
+    ).cuda()
+    model["tied"].weight = model["first"].weight
+    torch.save({"model": model, "again": model}, tmp_path / "module.pt")
+    found = torch.load(tmp_path / "module.pt", weights_only=False)
+    loaded = found["model"]
+    assert loaded is found["again"]
+    assert loaded["tied"].weight is loaded["first"].weight
+    assert loaded["first"](torch.ones(2, WIDTH, device="cuda")).shape == (2, WIDTH)
+    assert loaded["cells"](torch.ones(2, 3, 8, device="cuda"))[0].is_cuda
+    assert len(list(loaded.parameters())) == 3 + 4  # a weight and two biases, and four of the cells
+
+
+def test_weights_are_assigned_to_a_sharded_model_that_has_none(tmp_path: Path, overlay: FileOverlay) -> None:
+    with FakeDevice("H100-SXM", world=4, files=overlay):
+        dist.init_process_group("nccl")
+        with torch.device("meta"):
+            model = fully_shard(nn.Linear(8, 8))
+        given = {
+            name: distribute_tensor(torch.ones(one.shape, device="cuda"), one.device_mesh, one.placements)
+            for name, one in model.state_dict().items()
+        }
+        model.load_state_dict(given, assign=True)
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        assert model.weight.grad.to_local().shape == (2, 8)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
