@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -321,6 +321,13 @@ def remove() -> None:
 
 def on_both(case: str, folder: str) -> list[float]:
     """Run a case on both ranks; return the longer of their two times of each step."""
+    both_say([sys.executable, "-m", "validation.real_cluster", "--be", case, folder])
+    found: list[float] = json.loads(Path(folder, f"{case}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def both_say(command: Sequence[str]) -> list[str]:
+    """Run a command as both ranks; return what each one prints."""
     ranks = []
     for rank, space in enumerate(SPACES):
         ours = {
@@ -331,15 +338,13 @@ def on_both(case: str, folder: str) -> list[float]:
             "GLOO_SOCKET_IFNAME": f"tri{rank}",
             "OMP_NUM_THREADS": "1",
         }
-        command = ["ip", "netns", "exec", space, sys.executable, "-m", "validation.real_cluster"]
-        ranks.append(
-            subprocess.Popen([*command, "--be", case, folder], env=os.environ | ours | {"TORCH_CPP_LOG_LEVEL": "ERROR"})
-        )
-    codes = [rank.wait(timeout=300) for rank in ranks]
-    if any(codes):
-        raise RuntimeError(f"a rank of {case} failed")
-    found: list[float] = json.loads(Path(folder, f"{case}.json").read_text(encoding="utf-8"))
-    return found
+        environment = os.environ | ours | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+        inside = ["ip", "netns", "exec", space, *command]
+        ranks.append(subprocess.Popen(inside, env=environment, stdout=subprocess.PIPE, text=True))
+    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError(f"a rank of {' '.join(command)} failed")
+    return said
 
 
 def measured(rates: tuple[str, ...] = RATES) -> list[Found]:

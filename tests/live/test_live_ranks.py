@@ -92,6 +92,27 @@ def test_the_page_has_the_timeline_of_the_step_that_the_tables_show(tmp_path: Pa
         assert {whom for one in tracks for _, _, whom in one["waits"]} <= {3, None, 0, 1, 2}
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processors cannot be chosen here")
+def test_the_output_is_the_same_on_one_processor_and_on_several(tmp_path: Path) -> None:
+    """To the last digit, with the clock read on all ranks, which wait for each other."""
+    script = STRAGGLER.replace(":.2f}", "!r}")
+    every = os.sched_getaffinity(0)
+    printed = []
+    try:
+        for processors in sorted({1, 2, len(every)}):
+            os.sched_setaffinity(0, sorted(every)[:processors])
+            done = run(
+                tmp_path, script, "--world", "4", "--ranks", "all", "-q", "-o", "result.json", "--ranks-output", "logs"
+            )
+            assert done.returncode == 0, done.stderr
+            logs = [(tmp_path / "logs" / f"rank-{rank}.log").read_bytes() for rank in range(4)]
+            printed.append((done.stdout, logs, (tmp_path / "result.json").read_bytes()))
+    finally:
+        os.sched_setaffinity(0, every)
+    assert re.search(r"step 3: 1\.\d{6}", printed[0][0])
+    assert [one for one in printed if one != printed[0]] == []
+
+
 @pytest.mark.parametrize("call", ["dist.barrier()", "dist.broadcast_object_list([1], src=0)"])
 def test_a_barrier_holds_the_processes_of_ranks(tmp_path: Path, call: str) -> None:
     done = run(tmp_path, CHECKPOINT.replace("MEET", call), "--world", "3", "--ranks", "all", "-q")
