@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from triosim.tracer.contents import storage_contents
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.compiled_code import GraphCall, GraphStep
 from triosim.tracer.recorder.recorder import Recorder
@@ -18,6 +19,14 @@ from triosim.tracer.recorder.recorder import Recorder
 def install(patches: Patches, recorder: Recorder) -> None:
     """Let ``torch.cuda`` capture and replay graphs until the patches are undone."""
     patches.make(_patches(recorder))
+
+
+def _forget_results(calls: list[GraphCall | GraphStep]) -> None:
+    """Make unknown what a graph writes: its operators were computed when it was captured, and not when it is replayed."""
+    for call in calls:
+        if isinstance(call, GraphCall):
+            for result in call.outputs:
+                storage_contents.forget(result)
 
 
 def _patches(recorder: Recorder) -> Iterator[Patch]:
@@ -32,9 +41,11 @@ def _patches(recorder: Recorder) -> Iterator[Patch]:
 
         def capture_end(self) -> None:
             recorder.graph = None
+            _forget_results(self.calls)
 
         def replay(self) -> None:
             recorder.replay(self.calls)
+            _forget_results(self.calls)
 
         def reset(self) -> None:
             self.calls = []

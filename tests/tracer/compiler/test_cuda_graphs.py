@@ -113,3 +113,19 @@ def test_graphed_callables_launch_a_graph_for_each_pass() -> None:
         assert not capture.notes
     network, function = 3 + 5 + 3, 2 + 3  # products, sums of biases; sin, exp, and a product, cos and a product back
     assert len(kernels[False]) - len(kernels[True]) == network - 2 + function - 2
+
+
+@pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
+def test_what_a_graph_writes_is_unknown() -> None:
+    """A counter in a graph is 3 after three replays, and not the 1 of its capture."""
+    with fake_capture("H100-SXM") as capture:
+        count, kept = torch.zeros(1, device="cuda"), torch.ones(1, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            count += kept
+        for _ in range(3):
+            graph.replay()
+        assert kept.item() == 1
+        assert not capture.notes
+        count.item()
+        assert capture.notes
