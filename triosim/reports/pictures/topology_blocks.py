@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from triosim.networks.topology import Topology
 from triosim.networks.topology.graph import Dimension, Link
-from triosim.reports.pictures.topology_layout import Position
+from triosim.reports.pictures.topology_layout import DrawnNode, Position
 from triosim.units import format_bandwidth, format_time
 
 MOST_MEMBERS = 8  # of a block that are all drawn; of more, the first five, dots, and the last one
@@ -20,17 +19,9 @@ _WIDTH = 5.0  # of a block at least: its caption
 WORDS = {"ring": "ring", "fully_connected": "direct links", "switch": "switch", "line": "line"}
 
 
-class Member(NamedTuple):
-    """A GPU, or the GPUs of an inner block, at their place in a block; or the block's switch."""
-
-    label: str
-    kind: str
-    at: Position
-
-
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of a dimension: its members by name, and what is written below it.
+    """One block of a dimension: its members by name (GPUs, or those of an inner block; its switch), and what is written below.
 
     ``stride`` is by how much the ranks of neighbours differ.
     """
@@ -38,7 +29,7 @@ class Block:
     number: int
     dimension: Dimension
     stride: int
-    members: Mapping[str, Member]
+    members: Mapping[str, DrawnNode]
     caption: str
     caption_at: Position
 
@@ -124,11 +115,11 @@ def _block(topology: Topology, number: int, stride: int, corner: Position) -> tu
     raised = 1.4 if dimension.block == "switch" else 0.0
     middle, foot = corner[0] + width / 2, corner[1] - raised - height
     members = {
-        member_name(number, place): Member(*_label(place, stride), (middle + x, foot + y))
+        member_name(number, place): DrawnNode(*_label(place, stride), (middle + x, foot + y))
         for place, (x, y) in zip(places, around, strict=True)
     }
     if raised:
-        members[f"{number}.switch"] = Member("switch", "switch", (middle, corner[1]))
+        members[f"{number}.switch"] = DrawnNode("switch", "switch", (middle, corner[1]))
     count = len(topology.gpus) // dimension.size
     caption = (
         f"dimension {number}: {WORDS[dimension.block]} of {dimension.size}{f', {count} times' if count > 1 else ''}\n"

@@ -14,21 +14,12 @@ from triosim.errors import TopologyError
 from triosim.networks.topology import Topology
 from triosim.networks.topology.graph import Link
 from triosim.reports.pictures.topology_blocks import Blocks
-from triosim.reports.pictures.topology_layout import DrawnLink, Position, hanging_memories, layout, merged
+from triosim.reports.pictures.topology_layout import DrawnLink, DrawnNode, Position, hanging_memories, layout, merged
 
 MOST_WHOLE = 40  # GPUs that are drawn one by one
 MOST_IN_GRID = 256  # of a mesh or a torus of two or three dimensions
 MOST_NODES = 5_000  # that are drawn one by one
 MARGIN = 0.7  # around the nodes, in units of the layout
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnNode:
-    """A node, or a member of a block: ``gpu`` draws it as a disc, other kinds as a box around the label."""
-
-    label: str
-    kind: str
-    at: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +93,7 @@ def _whole(topology: Topology) -> Drawing:
 
 def _by_dimension(topology: Topology) -> Drawing:
     blocks = Blocks(topology)
-    nodes = {name: DrawnNode(label, kind, at) for block in blocks for name, (label, kind, at) in block.members.items()}
+    nodes = {name: node for block in blocks for name, node in block.members.items()}
     lines: dict[frozenset[str], DrawnLink] = {}
     for link in topology.links.values():
         ends = blocks.ends(link)

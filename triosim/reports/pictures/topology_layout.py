@@ -18,6 +18,15 @@ Position = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnNode:
+    """A node, or a member of a block: ``gpu`` draws it as a disc, other kinds as a box around the label."""
+
+    label: str
+    kind: str
+    at: Position
+
+
+@dataclass(frozen=True, slots=True)
 class DrawnLink:
     """A line between two nodes: both directions of a link, or with ``arrow`` one of them."""
 
