@@ -61,7 +61,7 @@ SLOWDOWN_ERROR = 0.1
 #: The part of a step by which machines and frameworks are expected to make it longer than its operators and transfers.
 STEP_ERROR = 0.08
 #: The expected error of a step with experts, as a part of it: kernels and exchanges differ between releases of a framework.
-EXPERTS_ERROR = 0.1
+EXPERTS_ERROR = 0.05
 #: The error of an operator whose model cannot say it.
 ASSUMED_ERROR = 0.3
 #: The 95th percentile of a normal distribution over its mean absolute deviation: 1.645 / sqrt(2 / pi).
