@@ -112,3 +112,51 @@ def test_an_optimizer_that_a_graph_could_capture_counts_its_steps_on_the_gpu(dev
 def test_anomaly_detection_finds_none(device: FakeDevice) -> None:
     with torch.autograd.detect_anomaly():
         nn.Linear(8, 8).cuda()(torch.ones(4, 8, device="cuda")).sum().backward()
+
+
+def test_actions_are_drawn_from_a_policy_and_words_from_a_model(device: FakeDevice) -> None:
+    policy = nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1)).cuda()
+    drawn = torch.distributions.Categorical(policy(torch.rand(1, 4, device="cuda")))
+    action = drawn.sample()
+    (-drawn.log_prob(action) * action.item()).sum().backward()
+    words = torch.zeros(1, 1, dtype=torch.long, device="cuda")
+    for _ in range(3):
+        scores = torch.rand(1, 50, device="cuda")
+        scores[scores < scores.topk(5).values[:, [-1]]] = -float("inf")
+        words = torch.cat((words, torch.multinomial(scores.softmax(-1), 1)), 1)
+    assert words[0].tolist() == [0, 1, 1, 1]
+
+
+def test_a_gradient_of_a_gradient_is_a_penalty(device: FakeDevice) -> None:
+    critic = nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(), nn.Linear(8, 1)).cuda()
+    data = torch.rand(4, 8, device="cuda", requires_grad=True)
+    (slope,) = torch.autograd.grad(critic(data).sum(), data, create_graph=True)
+    (slope.norm(2, dim=1) - 1).square().mean().backward()
+    norm = nn.utils.clip_grad_norm_(critic.parameters(), 1.0, error_if_nonfinite=True)
+    assert (slope.shape, norm.shape) == (data.shape, ())
+
+
+def test_an_evaluation_counts_its_samples_beside_what_is_right(device: FakeDevice) -> None:
+    """Three batches of 16, of which no answer is known."""
+    model, counts = nn.Linear(8, 4).cuda(), torch.zeros(2, device="cuda")
+    for _ in range(3):
+        answers = model(torch.rand(16, 8, device="cuda")).argmax(1)
+        counts[0] += (answers == torch.randint(4, (16,), device="cuda")).sum()
+        counts[1] += len(answers)
+    right, total = counts.tolist()
+    assert (right, total) == (1, 48)
+
+
+def test_a_scaler_keeps_its_scale_and_a_plateau_lowers_the_learning_rate(device: FakeDevice) -> None:
+    model, scaler = nn.Linear(8, 1).cuda(), torch.amp.GradScaler("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for _ in range(2):
+        with torch.autocast("cuda", torch.float16):
+            loss = model(torch.rand(4, 8, device="cuda")).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step(loss)
+    assert scaler.get_scale() == 65536
+    assert schedule.get_last_lr() == [pytest.approx(0.01)]
