@@ -160,6 +160,14 @@ def test_folded_ranks_take_the_time_of_all(tmp_path: Path) -> None:
 LOGGING = ALIKE.replace("    else:\n        torch.cuda.synchronize()\n        print", "        print")
 
 
+def test_the_last_rank_stands_for_those_that_it_equals(tmp_path: Path) -> None:
+    """So that beside rank 0, which logs, one process runs."""
+    done = run(tmp_path, LOGGING, "--world", "16", "-q", "--ranks-output", "logs", "-o", "result.json")
+    assert done.returncode == 0, done.stderr
+    notes = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["notes"]
+    assert [one for one in notes if one.startswith("ranks 0, 15 were captured; the other 14 ranks")]
+
+
 @pytest.mark.parametrize("ranks", ["auto", "0,3,7"])
 def test_a_rank_that_differs_leaves_the_others_folded(tmp_path: Path, ranks: str) -> None:
     found = []

@@ -18,6 +18,7 @@ from triosim.capture.process_pool import CaptureJob
 from triosim.config import RunConfig
 from triosim.engine import Progress
 from triosim.errors import CaptureError, OptionError, ScriptError
+from triosim.extrapolators.captured.groups import classes_of
 from triosim.gpus import Gpu
 from triosim.live.job import INTERRUPTED, START_TIME, LiveJob
 from triosim.live.launchers import Launch
@@ -141,7 +142,7 @@ def _compared(ranks: str, job: LiveJob) -> tuple[CapturedStreams | None, Sequenc
     asked = None if chosen is None else [0] if ranks == "all" else _with_ends(chosen, job.world)
     for whole in (False, True):
         try:
-            return _captured(job, asked, whole=whole), chosen or ()
+            return _led_by_last(_captured(job, asked, whole=whole)), chosen or ()
         except CaptureError as error:
             if chosen is not None or job.world <= _FEW:
                 return None, chosen or range(job.world)
@@ -165,6 +166,17 @@ def _captured(job: LiveJob, asked: list[int] | None, *, whole: bool) -> Captured
             whole=whole,
         )
         return captured_streams(capture, asked, quiet=True)
+
+
+def _led_by_last(found: CapturedStreams) -> CapturedStreams:
+    """Let the last rank, which runs in any case, stand for those that it equals, where all communicate as one world."""
+    streams, last = found.streams, found.streams.world - 1
+    model = streams.like[last]
+    if model in (0, last, *found.awaited) or classes_of(streams) is None:
+        return found
+    like = tuple([last if one == model else one for one in streams.like])
+    traces = {last if rank == model else rank: trace for rank, trace in streams.traces.items()}
+    return replace(found, streams=replace(streams, traces=traces, like=like))
 
 
 def _followed(chosen: Sequence[int], found: CapturedStreams | None, world: int) -> tuple[int, ...]:
