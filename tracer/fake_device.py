@@ -51,6 +51,7 @@ from triosim.tracer.surroundings import (
     native_libraries,
     nvidia_smi,
     nvml,
+    safetensors_files,
     saved_tensors,
 )
 from triosim.tracer.surroundings.file_overlay import FileOverlay
@@ -126,6 +127,7 @@ class FakeDevice:
         after_imports = {
             "triton.runtime": triton_kernels.patches_after_import(mode, self.gpu),
             "pynvml": nvml.patches_after_import,
+            "safetensors": safetensors_files.after_import(self._files),
             **({} if self._files is None else native_libraries.after_import(self._files)),
         }
         script_patches.install(patches, recorder, fake_mode, after_imports)

@@ -29,7 +29,6 @@ from triosim.tracer.contents import storage_contents
 from triosim.tracer.device import addresses
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder
-from triosim.tracer.surroundings import saved_tensors
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 _torchvision: list[Any] = []
@@ -44,11 +43,7 @@ def install(
 ) -> None:
     """Replace what needs a GPU, worker processes or data, until the patches are undone; and parts of ``libraries``."""
     patches.make(_patches(recorder, fake_mode))
-    own = {
-        "transformers.utils.import_utils": _not_fake,
-        "safetensors.torch": saved_tensors.safetensors_patches,
-        "torch.distributed.checkpoint._state_dict_stager": _staged,
-    }
+    own = {"transformers.utils.import_utils": _not_fake, "torch.distributed.checkpoint._state_dict_stager": _staged}
     finder: Any = _AfterImports(patches, {**own, **libraries})
     sys.meta_path.insert(0, finder)
     patches.callback(partial(sys.meta_path.remove, finder))

@@ -2,7 +2,7 @@
 
 ``torch.save`` writes a file as always, in which a fake tensor is a call of ``rebuilt`` with its metadata. Loaded is a tensor of
 the same shape on the device that is asked for. Of a real checkpoint, which is mapped and not read, small tensors and whole
-numbers are real, others fake. Files of safetensors are written by ``torch.save`` too.
+numbers are real, others fake.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import copyreg
 import os
 import zipfile
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,8 +25,6 @@ from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 _SAVED = "_triosim_saved"
-#: The first bytes of what ``torch.save`` writes.
-_ZIP = b"PK"
 
 
 def install(patches: Patches, recorder: Recorder, files: FileOverlay | None) -> None:
@@ -36,26 +33,6 @@ def install(patches: Patches, recorder: Recorder, files: FileOverlay | None) -> 
     patches.callback(lambda: copyreg.dispatch_table.pop(FakeTensor, None))
     patches.enter_context(torch.serialization.safe_globals([rebuilt]))
     patches.make(_patches(recorder, files))
-
-
-def safetensors_patches(module: ModuleType) -> list[Patch]:
-    """Return patches of the module ``safetensors.torch``: it writes files of ``torch.save``, and reads its own by shape."""
-    load_file = module.load_file
-
-    def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
-        torch.save(tensors, filename)
-
-    def load(filename: Any, device: Any = "cpu") -> Any:
-        with open(filename, "rb") as file:
-            ours = file.read(len(_ZIP)) == _ZIP
-            if ours:
-                file.seek(0)
-                return torch.load(file, map_location=device)
-        with _disable_current_modes():
-            found = load_file(filename, device="cpu")
-        return tree_map_only(torch.Tensor, lambda one: _placed(one, torch.device(device)), found)
-
-    return [Patch(module, "save_file", save_file), Patch(module, "load_file", load)]
 
 
 def rebuilt(
@@ -102,7 +79,7 @@ def _made(
     return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
 
 
-def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a loaded tensor on a device of the script's: fake where it is large."""
     saved = getattr(tensor, _SAVED, None)
     if saved is not None:
@@ -116,7 +93,7 @@ def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return _made(shape, stride, tensor.dtype, device, tensor.requires_grad, parameter, None)
 
 
-def _everywhere(found: Any, placed: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _everywhere(found: Any, loaded: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return what was loaded with its tensors on the script's devices, those of modules too; what was one tensor stays one."""
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     modules: set[torch.nn.Module] = set()
@@ -124,7 +101,7 @@ def _everywhere(found: Any, placed: Callable[[torch.Tensor], torch.Tensor]) -> A
     def replaced(one: Any) -> Any:
         if isinstance(one, torch.Tensor):
             if id(one) not in known:
-                known[id(one)] = (one, placed(one))
+                known[id(one)] = (one, loaded(one))
             return known[id(one)][1]
         for module in one.modules() if isinstance(one, torch.nn.Module) else ():
             if module not in modules:
@@ -169,15 +146,15 @@ def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
                     f.seek(0)
                 found = load(f, "cpu", *args, **kwargs)
 
-        def placed(tensor: Any) -> torch.Tensor:
+        def loaded(tensor: Any) -> torch.Tensor:
             if hasattr(tensor, "_local_tensor"):  # a distributed one
-                tensor._local_tensor = placed(tensor._local_tensor)
+                tensor._local_tensor = loaded(tensor._local_tensor)
                 return tensor  # type: ignore[no-any-return]
             saved = getattr(tensor, _SAVED, None)
             place = saved[3] if saved is not None else places.get(tensor.untyped_storage()._cdata, "cpu")
-            return _placed(tensor, _device(map_location, place))
+            return placed(tensor, _device(map_location, place))
 
-        return _everywhere(found, placed)
+        return _everywhere(found, loaded)
 
     yield Patch(torch, "save", save_shapes)
     yield Patch(torch, "load", load_shapes)

@@ -88,6 +88,25 @@ def test_files_of_safetensors_are_written_and_read_by_shape(tmp_path: Path, over
         safetensors.save_file(found, tmp_path / "ours.safetensors")
         again = safetensors.load_file(tmp_path / "ours.safetensors", device="cuda")
         assert (again["weight"].shape, again["weight"].is_cuda) == ((WIDTH, WIDTH), True)
+        safetensors.load_model(nn.Linear(WIDTH, WIDTH, bias=False), tmp_path / "ours.safetensors", strict=False)
+        for name in ("real", "ours"):
+            with safetensors.safe_open(tmp_path / f"{name}.safetensors", framework="pt", device="cuda:0") as file:
+                assert file.keys() == ["ids", "weight"]
+                part = file.get_slice("weight")
+                assert (part.get_shape(), part.get_dtype()) == ([WIDTH, WIDTH], "F32")
+                assert (part[:10].shape, part[:10].is_cuda) == ((10, WIDTH), True)
+                assert hasattr(file.get_tensor("weight"), "fake_device")
+
+
+def test_transformers_saves_and_loads_sharded_files(tmp_path: Path, device: FakeDevice) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = {"n_layer": 1, "n_embd": 64, "n_head": 2, "vocab_size": 500, "bos_token_id": 0, "eos_token_id": 0}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).cuda()
+    model.save_pretrained(tmp_path / "saved", max_shard_size="100KB")
+    assert (tmp_path / "saved" / "model.safetensors.index.json").exists()
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "saved").cuda()
+    sizes = [{name: tuple(one.shape) for name, one in each.named_parameters()} for each in (model, again)]
+    assert sizes[0] == sizes[1]
 
 
 def test_a_module_is_saved_whole(device: FakeDevice, tmp_path: Path) -> None:
