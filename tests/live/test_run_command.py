@@ -228,6 +228,8 @@ def test_the_exit_status_is_the_scripts(live: Run) -> None:
     ("options", "said"),
     [
         (["--start-time", "noon"], "--start-time: 'noon' is no time; write 2026-01-01T00:00:00Z"),
+        (["--files", "train.py"], "--files: nothing can be written into 'train.py': File exists; name a folder"),
+        (["--files", "."], "--files: '.' holds the files of the working directory"),
         (["--step", "9"], "--step: there is no step 9; the script ran steps 0 to 5"),
         (["--world", "2", "--ranks", "5"], "--ranks: there is no rank 5 in a world of 2; give ranks from 0 to 1"),
     ],

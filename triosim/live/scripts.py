@@ -74,7 +74,7 @@ class Request:
             distributed=world is not None,
             steps=self.steps,
             loader_seconds=self.loader_seconds,
-            files=self.files or tempfile.mkdtemp(prefix="triosim-files-"),
+            files=_folder(self.files),
             start_time=START_TIME if self.start_time is None else self.start_time,
         )
 
@@ -89,6 +89,24 @@ class Request:
             what = f"the launcher starts {started} processes, not {self.world}"
             raise OptionError(what, where="--world", fix="leave out one of them")
         return self.world or started
+
+
+def _folder(files: str | None) -> str:
+    """Return the folder for what the script writes. Raises ``OptionError`` where it cannot be one."""
+    if not files:
+        return tempfile.mkdtemp(prefix="triosim-files-")
+    try:
+        os.makedirs(files, exist_ok=True)
+        tempfile.TemporaryFile(dir=files).close()
+    except OSError as error:
+        fix = "name a folder that can be written"
+        raise OptionError(
+            f"nothing can be written into '{files}': {error.strerror}", where="--files", fix=fix
+        ) from None
+    if f"{os.getcwd()}{os.sep}".startswith(f"{os.path.realpath(files)}{os.sep}"):
+        what = f"'{files}' holds the files of the working directory, which would not stay as they are"
+        raise OptionError(what, where="--files", fix="name another folder, or one in it")
+    return files
 
 
 def run_live(request: Request, config: RunConfig, progress: Progress | None = None) -> tuple[int, Result | None]:
