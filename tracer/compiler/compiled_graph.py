@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,25 +32,33 @@ class _Step:
     over: tuple[fx.Node, ...]
 
 
-class ModuleOfCall:
-    """The modules in which graphs were called, by the autograd node of the call: its backward pass runs outside of them."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The call of a forward graph: its module, and by PyTorch's number of an autograd node the operator that made it."""
+
+    module: str = ""
+    operators: dict[int, int] = field(default_factory=dict)
+
+
+class ForwardCalls:
+    """The calls of forward graphs, by their autograd nodes: backward passes run outside of the modules."""
 
     def __init__(self) -> None:
-        self._paths: dict[int, str] = {}
+        self._calls: dict[int, Call] = {}
 
-    def forward(self, path: str) -> str:
-        """Note the module of a forward pass that is called now, and return it."""
-        self._paths[torch.autograd._get_sequence_nr() - 1] = path  # type: ignore[attr-defined]
-        return path
+    def begin(self, module: str) -> Call:
+        """Return the call of a forward graph that begins now in a module."""
+        found = self._calls[torch.autograd._get_sequence_nr() - 1] = Call(module)  # type: ignore[attr-defined]
+        return found
 
-    def backward(self) -> str:
-        """Return the module of the call whose backward pass runs now."""
+    def of_backward(self) -> Call:
+        """Return the call whose backward pass runs now."""
         node = torch._C._current_autograd_node()
-        return "" if node is None else self._paths.get(node._sequence_nr(), "")
+        return Call() if node is None else self._calls.get(node._sequence_nr(), Call())
 
     def forget(self) -> None:
         """Forget all calls."""
-        self._paths.clear()
+        self._calls.clear()
 
 
 class CompiledGraph:
@@ -63,7 +71,7 @@ class CompiledGraph:
         self,
         module: fx.GraphModule,
         mode: DeviceMode,
-        calls: ModuleOfCall,
+        calls: ForwardCalls,
         phase: Phase,
         inlined: InlinedModule | None = None,
         *,
@@ -99,7 +107,7 @@ class CompiledGraph:
     def _run(self, arguments: list[Any]) -> Any:
         recorder = self._mode.recorder
         backward = self._phase == "backward"
-        module = self._calls.backward() if backward else self._calls.forward(recorder.modules.innermost())
+        call = self._calls.of_backward() if backward else self._calls.begin(recorder.modules.innermost())
         values = dict(zip(self._inputs, arguments, strict=True))
         arguments.clear()
         before = recorder.compiled
@@ -107,20 +115,25 @@ class CompiledGraph:
         self._until_graph -= self._until_graph > 0
         try:
             with recorder.one_launch() if is_replayed else nullcontext():
-                self._run_steps(module, values)
+                self._run_steps(call, values)
         finally:
             recorder.compiled = before
         return _filled(self._output, values)
 
-    def _run_steps(self, module: str, values: dict[fx.Node, Any]) -> None:
+    def _run_steps(self, call: Call, values: dict[fx.Node, Any]) -> None:
         recorder, backward = self._mode.recorder, self._phase == "backward"
         for step in self._steps:
-            layer = ".".join(filter(None, (module, step.what.layer)))
-            recorder.compiled = CompiledLayer(layer, backward)
+            layer = ".".join(filter(None, (call.module, step.what.layer)))
+            number = None if isinstance(step.what, KernelLaunch) else step.what.autograd
+            link = call.operators.get(number) if backward and number is not None else None
+            recorder.compiled = CompiledLayer(layer, backward, link)
+            before = len(recorder.step.operators)
             if isinstance(step.what, NodeCall):
                 values[step.what.node] = self._call(step.what, values)
             else:
                 self._launch(step.what, values)
+            if number is not None and not backward and len(recorder.step.operators) > before:
+                call.operators[number] = before
             for node in step.over:
                 values.pop(node, None)
 

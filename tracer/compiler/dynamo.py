@@ -29,7 +29,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes
 
 import triosim
-from triosim.tracer.compiler.compiled_graph import CompiledGraph, ModuleOfCall
+from triosim.tracer.compiler.compiled_graph import CompiledGraph, ForwardCalls
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.compiled_code import InlinedModule
@@ -58,7 +58,7 @@ def prepare(patches: Patches) -> None:
 
 def install(patches: Patches, mode: DeviceMode, fake_mode: FakeTensorMode) -> None:
     """Let the script compile until the patches are undone."""
-    calls = ModuleOfCall()
+    calls = ForwardCalls()
     mode.recorder.call_on_begin(calls.forget)
     patches.make(_patches(mode, fake_mode, calls))
     patches.enter_context(_ours_untraced())
@@ -69,7 +69,7 @@ def install(patches: Patches, mode: DeviceMode, fake_mode: FakeTensorMode) -> No
     warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
 
 
-def _patches(mode: DeviceMode, fake_mode: FakeTensorMode, calls: ModuleOfCall) -> Iterator[Patch]:
+def _patches(mode: DeviceMode, fake_mode: FakeTensorMode, calls: ForwardCalls) -> Iterator[Patch]:
     yield Patch(torch, "compile", _compile())
     yield Patch(torch.nn.Module, "compile", _compile_module)
     yield Patch(torch._TorchCompileInductorWrapper, "__call__", _inductor(mode, calls))
@@ -102,7 +102,7 @@ def _compile_module(module: torch.nn.Module, *args: Any, **options: Any) -> None
     module.forward = torch.compile(module.forward, *args, **options)
 
 
-def _inductor(mode: DeviceMode, calls: ModuleOfCall) -> Callable[..., Any]:
+def _inductor(mode: DeviceMode, calls: ForwardCalls) -> Callable[..., Any]:
     """Return TorchInductor with our kernels."""
 
     def compile_graph(self: Any, graph: Any, inputs: Any, *, config_patches: Any = None) -> Any:

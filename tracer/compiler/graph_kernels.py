@@ -47,13 +47,15 @@ Place = tuple[fx.Node, int | str | None]
 class NodeCall:
     """A call of a node. One that is ``recorded`` is an operator, another one a part of a kernel, a view or a constant.
 
-    One that ``scatters`` changes rows of its first argument, and returns that.
+    One that ``scatters`` changes rows of its first argument, and returns that. ``autograd`` is PyTorch's number of the autograd
+    node that the call makes or is of; a backward pass's recomputation has none.
     """
 
     node: fx.Node
     recorded: bool
     layer: str
     scatters: bool = False
+    autograd: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ class _Planner:
         (output,) = graph.find_nodes(op="output")
         self._results = {key for node in output.all_input_nodes for key in _storages(node)}
         self._output = output
-        self._forward = frozenset(graph.nodes) if phase == "forward" else _recomputed(graph)
+        self._again = frozenset[fx.Node]() if phase == "forward" else _recomputed(graph)
+        self._forward = frozenset(graph.nodes) if phase == "forward" else self._again
         self._operators = [found for node in graph.nodes if (found := self._operator(node)) is not None]
         self._fusion = Fusion(self._operators, lambda operator: operator.phase, also=_ALSO)
 
@@ -108,7 +111,8 @@ class _Planner:
         self._planned.add(node)
         for other in node.all_input_nodes:
             yield from self._calls(other, recorded=False)
-        yield NodeCall(node, recorded, _path(node), recorded and _scatters(node))
+        autograd = node.meta.get("seq_nr") if recorded and node not in self._again else None
+        yield NodeCall(node, recorded, _path(node), recorded and _scatters(node), autograd)
 
     def _operator(self, node: fx.Node) -> Operator | None:
         """Return a node's operator, and note its tensors; None for arguments, parts of results and constants."""

@@ -12,10 +12,11 @@ from triosim.tracer.recorder.recorded_step import RecordedOperator
 
 @dataclass(frozen=True, slots=True)
 class CompiledLayer:
-    """The layer of compiled code that runs, and whether that is a backward pass."""
+    """The layer of compiled code that runs, whether that is a backward pass, and the operator ``forward`` that it is of."""
 
     layer: str
     backward: bool
+    forward: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

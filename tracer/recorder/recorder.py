@@ -122,7 +122,7 @@ class Recorder:
             self._read(given)
         operator = self._new_operator(name, attributes)
         if self.compiled is not None:
-            operator.layer, operator.forward = self.compiled.layer or operator.layer, None
+            operator.layer, operator.forward = self.compiled.layer or operator.layer, self.compiled.forward
         operator.communication = communication
         made = list(outputs)
         if self.graph is not None:

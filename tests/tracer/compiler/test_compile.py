@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from triosim.compute.pricing.prediction import with_predicted_times  # noqa: E402
 from triosim.errors import CaptureWarning  # noqa: E402
 from triosim.operators.features import base_name, is_free  # noqa: E402
+from triosim.results.metrics import model_flops  # noqa: E402
 from triosim.trace import Operator, Trace  # noqa: E402
 from triosim.tracer import fake_capture  # noqa: E402
 
@@ -236,3 +237,16 @@ def test_the_layers_of_the_example_compile_with_what_they_compute_again(
     ]
     assert sum(one.phase == "forward" for one in inner) == 7
     assert sum(one.phase == "backward" for one in inner) == 14 + (3 if recompute else 0)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_flops_of_a_compiled_model_are_those_of_the_model(*, recompute: bool) -> None:
+    """Each product counts three times, forward and for two gradients, and those that are computed again do not."""
+    compiled, plain = captured(Net(recompute=recompute)), captured(Net(), compiled=lambda model: model)
+    expected = 3 * 2 * 2 * 2 * ROWS * WIDTH * 4 * WIDTH
+    for trace in (compiled, plain):
+        assert sum(model_flops([(trace, 1.0)], None).values()) == expected
+    backward = [one for one in compiled.operators if one.phase == "backward" and one.forward is not None]
+    by_id = {one.id: one for one in compiled.operators}
+    assert backward
+    assert all(by_id[one.forward or 0].layer == one.layer for one in backward if base_name(one.name) == "mm")
