@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -109,6 +110,7 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
     torch.manual_seed(0)
     files = None if job.files is None else FileOverlay(job.files, shared=(messages.folder,))
     if files is not None:
+        tempfile.gettempdir()  # found by writing into folders, which is refused from now on
         write_protection.protect(files)
     try:
         with FakeDevice(
