@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from triosim.extrapolators.core.mesh import Mesh
@@ -53,8 +54,11 @@ def symmetry_of(streams: TaskStreams) -> Symmetry | None:
     return Symmetry(mesh, symmetric) if symmetric else None
 
 
-def classes_of(streams: TaskStreams) -> RankClasses | None:
-    """Return the classes of ranks that run the same commands; None where some communicate with a part of the world alone."""
+def classes_of(streams: TaskStreams, like: Sequence[int] | None = None) -> RankClasses | None:
+    """Return the classes of ranks that run the same commands; None where some communicate with a part of the world alone.
+
+    ``like`` is the model of each rank, where that is not the streams' own.
+    """
     communications = [
         one.communication
         for trace in streams.traces.values()
@@ -64,7 +68,7 @@ def classes_of(streams: TaskStreams) -> RankClasses | None:
     sizes = {len(ranks) for groups in streams.groups.values() for ranks in groups}
     if sizes - {1, streams.world} or any(one.kind in ("send", "recv") for one in communications):
         return None
-    return RankClasses(streams.like)
+    return RankClasses(streams.like if like is None else like)
 
 
 def _stride(ranks: tuple[int, ...]) -> tuple[int, int] | None:

@@ -76,8 +76,13 @@ class Prices:
         return [one.with_host_seconds(self.launch_seconds if is_launched(one) else None) for one in priced]
 
 
-def live_system(gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | None = None) -> LiveSystem:
+def live_system(
+    gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | None = None, like: Sequence[int] = ()
+) -> LiveSystem:
     """Return the system of a run of ``world`` ranks; ``streams`` are those of a step, where ranks were compared.
+
+    Where all communicate as one world, each rank that runs is simulated, for itself and those that follow it by ``like``:
+    what rank 0 alone does later, such as to log, then stands in nobody's way.
 
     Raises ``TriosimError`` for options that cannot be.
     """
@@ -99,11 +104,13 @@ def live_system(gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | 
     prices = Prices(gpu, model, launched.trace.operators[0].host_seconds, config.models)
     heterogeneity = Heterogeneity(system.conditions, subject.trace, model)
     new_network = network_factory(system, config)
-    symmetry, network = None, None
+    symmetry: Symmetry | None = None
+    network: LiveNetwork | None = None
     folds = not (config.timeline or config.links) and should_fold(config.fold, world)
     if streams is not None and folds and _all_is_equal(system.conditions):
-        symmetry, network = _folded(streams, new_network)
-        symmetry = symmetry or classes_of(streams)
+        symmetry = classes_of(streams, like)
+        if symmetry is None:
+            symmetry, network = _folded(streams, new_network)
     return LiveSystem(system, network or new_network(), options, heterogeneity, prices, symmetry)
 
 

@@ -202,7 +202,7 @@ class Guest:
                 raise SimulationError(
                     f"ranks {other} and {rank} were assumed to run the same and differ: {_said(models)} on rank {other}, "
                     f"{_said(own)} on rank {rank}",
-                    fix=f"let each run for itself: --ranks {other},{rank}",
+                    fix="simulate every rank for itself: --no-fold",
                 )
 
 

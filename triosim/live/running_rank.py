@@ -179,8 +179,8 @@ class RunningRank:
             yield Issued(number, command, place)
 
     def _leave_trail(self, item: int | Operator | Mark | TimedEvent | HostWork) -> None:
-        """Note an operator or a mark for those that compare this rank with another."""
-        if not self.trails:
+        """Note an operator or a mark for those that compare this rank with another; either may read a value by itself."""
+        if not self.trails or self._reads(item):
             return
         if isinstance(item, Mark):
             key: Hashable = (item.kind, item.stream)
@@ -189,13 +189,23 @@ class RunningRank:
         elif isinstance(item, HostWork):
             key = (f"{item.seconds:g} s of the host at {item.line}",)
         elif isinstance(item, int):
-            key = (self.operators[item].name, item)
+            key = self._of_trail(self.operators[item])
         else:
             asked = item.communication
             assert asked is not None
             key = (f"{asked.kind} of {asked.nbytes:g} bytes at {asked.line}", asked.group)
         for trail in self.trails:
             trail.append(key)
+
+    def _reads(self, item: int | Operator | Mark | TimedEvent | HostWork) -> bool:
+        """Whether the host waits for its GPU, or for a value of it, as a rank does that logs."""
+        if isinstance(item, Mark):
+            return item.kind == "synchronize"
+        return isinstance(item, int) and self.operators[item].name == "aten::_local_scalar_dense"
+
+    def _of_trail(self, operator: Operator) -> Hashable:
+        """Return what two ranks' equal operators have in common: their tensors' numbers may differ."""
+        return operator.name, *((one.shape, one.dtype) for one in (*operator.inputs, *operator.outputs))
 
     def _operator(self, item: Communicated) -> Operator:
         return replace(self.operators[item.number], layer=item.layer, communication=item.communication)
