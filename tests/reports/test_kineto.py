@@ -231,3 +231,16 @@ def test_profiles_of_another_run_are_not_mixed_in(tmp_path: Path, capsys: pytest
     assert "'': is no name of a folder; name a folder" in capsys.readouterr().err
     with pytest.raises(OutputError, match="is not a folder"):
         result().save_kineto(tmp_path / "profiles" / "rank-0.json.gz")
+
+
+@pytest.mark.parametrize(("model", "above"), [("gpt2", 0.0), ("resnet50", 0.011)])
+def test_products_and_convolutions_read_back_with_their_flops(tmp_path: Path, model: str, above: float) -> None:
+    """A profile does not say that nobody wants the gradient of ResNet-50's images, 1% of its FLOPs."""
+    written = triosim.simulate(TRACES / f"{model}_a100_fake.json.gz", timeline=True)
+    written.save_kineto(tmp_path / "profiles")
+    again = triosim.simulate(tmp_path / "profiles" / "rank-0.json.gz")
+    assert written.metrics is not None
+    assert again.metrics is not None
+    assert written.metrics.model_flops is not None
+    expected = written.metrics.model_flops * (1 + above)
+    assert again.metrics.model_flops == pytest.approx(expected, rel=2e-3 if above else 1e-9)

@@ -3,7 +3,7 @@
 The profiler knows the shapes of a call's inputs (``record_shapes=True``), neither its outputs nor the identity of a tensor. So
 the argument of a forward call whose gradient is accumulated is taken for a parameter, the first other argument of a call for
 the output of the call before it, and a backward call returns the gradients that are accumulated after it and the next one's
-input.
+input. Where the operator says what shapes it returns, a product or the gradients of a convolution, it returns these.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from triosim.trace.trace import Category
 
 _ACCUMULATE = f"{ENGINE_PREFIX}torch::autograd::AccumulateGrad"
 _OPTIMIZER = "Optimizer.step#"
+#: The two matrices among a product's arguments.
+_FACTORS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
 
 
 def nodes(profile: Profile, where: str) -> list[ExecutionTraceNode]:
@@ -144,7 +146,7 @@ class _InferredTensors:
                     if before is None:
                         self._state("input", "", made[0])
                     else:
-                        before.returned.append([made[0]])
+                        self._give_result(before, made[0])
             before = node
 
     def _chain_back(self, backward: list[ExecutionTraceNode]) -> None:
@@ -155,8 +157,18 @@ class _InferredTensors:
             self._give_new(node, next((part.scalars for part in node.walk() if any(part.scalars)), []))
             first = next((row[0] for row in node.arguments if row), None)
             if before is not None and first is not None:
-                before.returned.append([first])
+                self._give_result(before, first)
             before = node
+
+    def _give_result(self, node: ExecutionTraceNode, following: RawTensor) -> None:
+        """Let a call return what the next one takes, unless its own shapes say that it returns others."""
+        shapes = _returned(node)
+        if following.shape in shapes:
+            shapes.remove(following.shape)
+            node.returned.append([following])
+        elif not shapes:
+            node.returned.append([following])
+        node.returned += [[self._new(shape, following.dtype)] for shape in shapes]
 
     def _give_new(self, node: ExecutionTraceNode, shapes: list[Any]) -> None:
         node.arguments = [[self._new(*shape) for shape in row] for row in shapes]
@@ -171,6 +183,17 @@ class _InferredTensors:
         annotation.children.append(ExecutionTraceNode(-1, "aten::detach", -2, arguments=[[tensor]]))
         self._stated.append(annotation)
         return tensor
+
+
+def _returned(node: ExecutionTraceNode) -> list[tuple[int, ...]]:
+    """Return the shapes that a call returns, as far as those of its arguments tell."""
+    name, shapes = node.name.removeprefix(ENGINE_PREFIX), [row[0].shape if row else () for row in node.arguments]
+    if name == "aten::convolution_backward" and len(shapes) > 2:
+        return [shapes[1], shapes[2]]
+    if name not in _FACTORS or len(shapes) <= _FACTORS[name][1]:
+        return []
+    left, right = (shapes[position] for position in _FACTORS[name])
+    return [(*left[:-1], right[-1])] if len(left) == len(right) > 1 else []
 
 
 def _first(node: ExecutionTraceNode) -> tuple[tuple[int, ...], str] | None:
