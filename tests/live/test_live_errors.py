@@ -214,3 +214,10 @@ def test_ctrl_c_ends_the_script_and_shows_the_table_so_far(tmp_path: Path) -> No
     assert len(json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["steps"]) == 3
     assert children
     assert not [one for one in children if os.path.exists(f"/proc/{one}")]
+
+
+def test_the_script_is_no_output_of_its_run(tmp_path: Path) -> None:
+    done = run(tmp_path, "print(1)\n", "-o", "train.py")
+    assert done.returncode == 2
+    assert "train.py: is an input of this command" in done.stderr
+    assert (tmp_path / "train.py").read_text(encoding="utf-8") == "print(1)\n"

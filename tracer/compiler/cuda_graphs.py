@@ -73,6 +73,21 @@ def _patches(recorder: Recorder) -> Iterator[Patch]:
             self.graph.capture_end()
             self.on.__exit__(*error)
 
+    replaced = {
+        "CUDAGraph": CUDAGraph,
+        "graph": graph,
+        "make_graphed_callables": _make_graphed_callables(recorder),
+        "graph_pool_handle": lambda: (0, 0),
+        "is_current_stream_capturing": lambda: recorder.graph is not None,
+    }
+    for owner in (torch.cuda, torch.cuda.graphs):
+        for name, value in replaced.items():
+            yield Patch(owner, name, value)
+
+
+def _make_graphed_callables(recorder: Recorder) -> Any:
+    """Return a ``make_graphed_callables`` whose results are one launch forward and one backward."""
+
     def graphed(function: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
             with recorder.graphed_call():
@@ -88,12 +103,4 @@ def _patches(recorder: Recorder) -> Iterator[Patch]:
     def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
         return tuple(map(graphed, callables)) if isinstance(callables, tuple) else graphed(callables)
 
-    for owner in (torch.cuda, torch.cuda.graphs):
-        for name, value in (
-            *(("CUDAGraph", CUDAGraph), ("graph", graph), ("make_graphed_callables", make_graphed_callables)),
-            *(
-                ("graph_pool_handle", lambda: (0, 0)),
-                ("is_current_stream_capturing", lambda: recorder.graph is not None),
-            ),
-        ):
-            yield Patch(owner, name, value)
+    return make_graphed_callables

@@ -117,10 +117,10 @@ def command(
     As a launcher would start it:
     [cyan]triosim run --gpu H100 -- torchrun --nproc-per-node 8 --nnodes 8 train.py[/]
     """
-    check_outputs(given["output"], given["report"])
+    request = _request(script or [], given)
+    check_outputs(given["output"], given["report"], reading=[request.launch.script.path])
     if given["report"] is not None:
         document.check_page(given["report"])
-    request = _request(script or [], given)
     config = RunConfig.of(**chosen(OPTIONS, given))
     if given["report"] is not None:
         config = config.replaced(timeline=True, links=True)

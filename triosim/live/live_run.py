@@ -74,10 +74,8 @@ class LiveRun:
             process.join()
         self._folder.cleanup()
 
-    def simulate(
-        self, like: Sequence[int], system: LiveSystem, step: int | None = None, progress: Progress | None = None
-    ) -> LiveOutcome:
-        """Simulate all ranks until the script ends; ``like`` is, for each, the running rank that it follows.
+    def simulate(self, system: LiveSystem, step: int | None = None, progress: Progress | None = None) -> LiveOutcome:
+        """Simulate all ranks until the script ends.
 
         ``step`` is the one whose record is wanted, by default one that takes as long as the median one. Raises
         ``SimulationError`` where ranks contradict each other, or can never go on.
@@ -89,7 +87,7 @@ class LiveRun:
         symmetry = system.symmetry
         simulated = range(self.job.world) if symmetry is None else symmetry.representatives
         homes = {rank: rank if symmetry is None else symmetry.representative(rank) for rank in running}
-        models = {rank: like[rank] for rank in simulated}
+        models = {rank: system.like[rank] for rank in simulated}
         engine = Engine(system.network.env, system.network, system.engine, progress=progress, symmetry=symmetry)
         hosts = sum(models[home] == rank for rank, home in homes.items())
         records = StepRecords(engine.recording, system.network, hosts, step)
@@ -111,26 +109,24 @@ class LiveRun:
         if not records.steps:
             return outcome
         for chosen in _chosen(records, None if status else step):
-            found = self._streams_of(running, chosen.index, tuple(like), system)
+            found = self._streams_of(running, chosen.index, system)
             if found is not None:
                 record = _of_all_ranks(records.kept[chosen.index], found, symmetry)
                 return replace(outcome, record=record, streams=found)
         return outcome
 
-    def _streams_of(
-        self, running: Mapping[int, RunningRank], step: int, like: tuple[int, ...], system: LiveSystem
-    ) -> TaskStreams | None:
+    def _streams_of(self, running: Mapping[int, RunningRank], step: int, system: LiveSystem) -> TaskStreams | None:
         """Return the task streams of a step; None where a rank kept no trace of it."""
         traces: dict[int, Trace] = {}
         axes: frozenset[str] = frozenset()
-        for rank in sorted(set(like)):
+        for rank in sorted(set(system.like)):
             trace, data_parallel = running[rank].trace(step)
             if trace is None:
                 return None
             traces[rank] = with_predicted_times(trace, system.prices.model)
             axes |= data_parallel
         groups = {family: tuple(every) for family, every in self._groups.groups.items()}
-        return joined_streams(traces, like, groups, axes)
+        return joined_streams(traces, tuple(system.like), groups, axes)
 
     def _started(self, rank: int, like: Sequence[int]) -> tuple[Any, Any]:
         context: Any = multiprocessing.get_context(start_method(_WORKER))

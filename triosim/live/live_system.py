@@ -40,7 +40,8 @@ MOST_LOCAL, _RACK_MACHINE = 8, 4
 class LiveSystem:
     """The system of a live run: its network, the engine's options, and what operators take on its GPUs.
 
-    With a ``symmetry`` the network is folded, and the representatives alone are simulated.
+    ``like`` is for each rank the running one that it follows in the simulation. With a ``symmetry`` the representatives alone
+    are simulated, on a folded network where they stand for running ranks too.
     """
 
     system: System
@@ -48,6 +49,7 @@ class LiveSystem:
     engine: EngineOptions
     heterogeneity: Heterogeneity
     prices: Prices
+    like: Sequence[int]
     symmetry: Symmetry | None = None
 
     def stream(self, rank: int, stream: TaskStream) -> TaskStream:
@@ -76,17 +78,15 @@ class Prices:
         return [one.with_host_seconds(self.launch_seconds if is_launched(one) else None) for one in priced]
 
 
-def live_system(
-    gpu: Gpu, world: int, config: RunConfig, streams: TaskStreams | None = None, like: Sequence[int] = ()
-) -> LiveSystem:
-    """Return the system of a run of ``world`` ranks; ``streams`` are those of a step, where ranks were compared.
+def live_system(gpu: Gpu, like: Sequence[int], config: RunConfig, streams: TaskStreams | None = None) -> LiveSystem:
+    """Return the system of a run whose ranks follow the running ones of ``like``; ``streams`` are those of a step.
 
     Where all communicate as one world, each rank that runs is simulated, for itself and those that follow it by ``like``:
     what rank 0 alone does later, such as to log, then stands in nobody's way.
 
     Raises ``TriosimError`` for options that cannot be.
     """
-    subject = Subject(_one_operator(gpu) if streams is None else streams, world)
+    subject = Subject(_one_operator(gpu) if streams is None else streams, len(like))
     kind = plugins.find("compute_models", config.compute_model)
     model: ComputeModel = plugins.make(kind, options=parsed(kind, config.options))
     _, launches = with_launches(subject, config)
@@ -106,12 +106,13 @@ def live_system(
     new_network = network_factory(system, config)
     symmetry: Symmetry | None = None
     network: LiveNetwork | None = None
-    folds = not (config.timeline or config.links) and should_fold(config.fold, world)
+    folds = not (config.timeline or config.links) and should_fold(config.fold, len(like))
     if streams is not None and folds and _all_is_equal(system.conditions):
         symmetry = classes_of(streams, like)
         if symmetry is None:
             symmetry, network = _folded(streams, new_network)
-    return LiveSystem(system, network or new_network(), options, heterogeneity, prices, symmetry)
+            like = like if symmetry is None else streams.like
+    return LiveSystem(system, network or new_network(), options, heterogeneity, prices, like, symmetry)
 
 
 def machine_ranks(gpu: Gpu, world: int | None, config: RunConfig) -> int:

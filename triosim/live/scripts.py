@@ -19,7 +19,6 @@ from triosim.config import RunConfig
 from triosim.engine import Progress
 from triosim.errors import CaptureError, OptionError, ScriptError
 from triosim.extrapolators.captured.groups import classes_of
-from triosim.extrapolators.core.symmetry import RankClasses
 from triosim.gpus import Gpu
 from triosim.live.job import INTERRUPTED, START_TIME, LiveJob
 from triosim.live.launchers import Launch
@@ -123,10 +122,8 @@ def run_live(request: Request, config: RunConfig, progress: Progress | None = No
     with RankOutput(shown, request.ranks_output) as output, LiveRun(job, like, output, request.patience) as run:
         if request.ranks == "all":
             config = config.replaced(fold=False)  # ranks that run for themselves may differ
-        system = live_system(job.gpu, job.world, config, None if found is None else found.streams, like)
-        if found is not None and system.symmetry is not None and not isinstance(system.symmetry, RankClasses):
-            like = found.streams.like
-        outcome = run.simulate(like, system, request.step, progress)
+        system = live_system(job.gpu, like, config, None if found is None else found.streams)
+        outcome = run.simulate(system, request.step, progress)
     _say_files(str(job.files), kept=request.files is not None)
     return outcome.status, _result(outcome, request.command, config)
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from triosim.errors import CaptureWarning  # noqa: E402
-from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def device() -> Iterator[FakeDevice]:
-    with FakeDevice("H100-SXM") as entered:
-        yield entered
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def loss() -> torch.Tensor:

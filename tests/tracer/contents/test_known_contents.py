@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from collections.abc import Callable, Iterator  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
 from torch import nn  # noqa: E402
@@ -14,11 +14,7 @@ from torch import nn  # noqa: E402
 from triosim.errors import CaptureWarning  # noqa: E402
 from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def device() -> Iterator[FakeDevice]:
-    with FakeDevice("H100-SXM") as entered:
-        yield entered
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def on_gpu(*values: Any, **options: Any) -> Any:

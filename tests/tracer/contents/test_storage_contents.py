@@ -7,7 +7,7 @@ is unknown: it spreads as what is unknown does, for all operators here are exact
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,10 +21,7 @@ from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 UNKNOWN = float("nan")
 
 
-@pytest.fixture(autouse=True)
-def device() -> Iterator[FakeDevice]:
-    with FakeDevice("H100-SXM") as entered:
-        yield entered
+pytestmark = pytest.mark.usefixtures("device")
 
 
 Pair = tuple[Any, Any]  # a tensor on the fake device, and the real one with the same contents

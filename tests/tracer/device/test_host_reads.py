@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,13 +13,7 @@ from torch import nn  # noqa: E402
 
 from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
-
-
-@pytest.fixture(autouse=True)
-def device() -> Iterator[FakeDevice]:
-    with FakeDevice("H100-SXM") as entered:
-        yield entered
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,13 +11,7 @@ from torch.distributions import Categorical, Dirichlet, MultivariateNormal, Norm
 
 from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
-
-
-@pytest.fixture(autouse=True)
-def device() -> Iterator[FakeDevice]:
-    with FakeDevice("H100-SXM") as entered:
-        yield entered
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")]
 
 
 @pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
