@@ -19,6 +19,7 @@ import torch.distributed
 
 from triosim.errors import CaptureError, OptionError
 from triosim.gpus import Gpu, find
+from triosim.memory.allocator.workspace import workspace_bytes
 from triosim.trace import Trace
 from triosim.tracer.compiler import cuda_graphs, dynamo, triton_kernels
 from triosim.tracer.device import (
@@ -110,7 +111,8 @@ class FakeDevice:
         self._stack.close()
 
     def _install(self, patches: Patches) -> None:
-        self.recorder = recorder = Recorder(LimitedAllocator(self.gpu) if self._limited else None)
+        allocator = LimitedAllocator(self.gpu) if self._limited else None
+        self.recorder = recorder = Recorder(allocator, workspace_bytes(self.gpu))
         dynamo.prepare(patches)
         cpp_registration.install(patches)
         fake_mode = fake_tensor_mode()

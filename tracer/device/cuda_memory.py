@@ -7,16 +7,20 @@ reserved memory is what is allocated, and everything fits.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from triosim.gpus import Gpu
 from triosim.memory.allocator.allocator import AllocationFailed, CachingAllocator
-from triosim.memory.allocator.blocks import Segment
+from triosim.memory.allocator.blocks import MemoryBlock
 from triosim.memory.allocator.gpu_memory import context, visible
+from triosim.memory.allocator.settings import AllocatorSettings, settings_of_environment
+from triosim.tracer.device.memory_history import MemoryHistory
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.storages import StorageTracker
 
@@ -32,21 +36,39 @@ def install(patches: Patches, gpu: Gpu, storages: StorageTracker, wait: Callable
 
 
 class LimitedAllocator(CachingAllocator):
-    """PyTorch's allocator on one GPU, which fails as PyTorch does when the GPU's memory is used up."""
+    """PyTorch's allocator on one GPU, which fails as PyTorch does when the GPU's memory is used up.
+
+    Its settings are those that the script has written into the environment when it first allocates.
+    """
 
     def __init__(self, gpu: Gpu) -> None:
         self._total, self._context = visible(gpu), context(gpu)
         self.failures = 0
         self.freed: Callable[[], None] = _nothing
+        self.history = MemoryHistory()
         super().__init__(self._total - self._context)
 
-    def malloc(self, nbytes: int, stream: str = "compute", owner: int = -1) -> Any:
+    def malloc(self, nbytes: int, stream: str = "compute", owner: int = -1) -> MemoryBlock:
         """Return a block. Raises ``torch.cuda.OutOfMemoryError``."""
+        if not self.count:
+            self.settings = replace(settings_of_environment(os.environ), memory_fraction=self.settings.memory_fraction)
         try:
-            return super().malloc(nbytes, stream, owner)
-        except AllocationFailed:
+            block = super().malloc(nbytes, stream, owner)
+        except AllocationFailed as failed:
             self.failures += 1
+            self.history.failed(nbytes, failed.free)
             raise torch.cuda.OutOfMemoryError(self._words(nbytes)) from None
+        self.history.allocated(block)
+        return block
+
+    def free(self, block: MemoryBlock) -> None:
+        """Take a block back."""
+        self.history.freed(block)
+        super().free(block)
+
+    def record(self, taken: bool, address: int, nbytes: int, stream: str) -> None:
+        """Note that memory was taken from the GPU or given back to it."""
+        self.history.segment(taken, address, nbytes, stream, self.settings.expandable_segments)
 
     def empty_cache(self) -> None:
         """Give cached segments back, for which the host waits until the GPU has done its work."""
@@ -74,24 +96,6 @@ def _size(nbytes: int) -> str:
         if nbytes >= unit:
             return f"{nbytes / unit:.2f} {name}"
     return f"{nbytes} bytes"
-
-
-def _segment(segment: Segment) -> dict[str, Any]:
-    blocks = [
-        {
-            "address": one.address,
-            "size": one.size,
-            "requested_size": one.requested,
-            "state": "active_allocated" if one.used else "inactive",
-        }
-        for one in segment.blocks()
-    ]
-    used = sum(one.size for one in segment.blocks() if one.used)
-    return {
-        **{"device": torch.cuda.current_device(), "address": segment.address, "total_size": segment.size},
-        **{"allocated_size": used, "active_size": used, "stream": 0, "blocks": blocks},
-        **{"segment_type": "small" if segment.small else "large", "is_expandable": segment.expandable},
-    }
 
 
 class _DeviceMemory:
@@ -143,7 +147,33 @@ class _DeviceMemory:
     def snapshot(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
         """Return the segments and their blocks, with PyTorch's names."""
         allocator = self.storages.allocator
-        return [] if allocator is None else [_segment(one) for one in allocator.segments.values()]
+        if not isinstance(allocator, LimitedAllocator):
+            return []
+        row, device = allocator.history.segment_row, torch.cuda.current_device()
+        return [row(one, device) for one in sorted(allocator.segments.values(), key=lambda one: one.address)]
+
+    def whole_snapshot(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """Return the segments, and what the allocator of each device did since the script began to record it."""
+        traces: list[list[dict[str, Any]]] = [[] for _ in range(torch.cuda.device_count())]
+        allocator = self.storages.allocator
+        settings = AllocatorSettings() if allocator is None else allocator.settings
+        if isinstance(allocator, LimitedAllocator):
+            traces[torch.cuda.current_device()] = allocator.history.entries()
+        return {
+            "segments": self.snapshot(),
+            "device_traces": traces,
+            "allocator_settings": settings.as_pytorch(),
+            "external_annotations": [],
+        }
+
+    def record_history(self, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self.storages.allocator, LimitedAllocator):
+            self.storages.allocator.history.begin(*args, **kwargs)
+
+    def set_fraction(self, fraction: float, device: Any = None) -> None:
+        if self.storages.allocator is not None:
+            allocator = self.storages.allocator
+            allocator.settings = replace(allocator.settings, memory_fraction=float(fraction))
 
     def summary(self, device: Any = None, abbreviated: bool = False) -> str:
         rows = {
@@ -164,7 +194,7 @@ def _patches(memory: _DeviceMemory) -> Iterator[Patch]:
     in_cuda: dict[str, Any] = {
         "reset_max_memory_allocated": memory.reset_peaks, "reset_accumulated_memory_stats": _nothing,
         "memory_cached": memory.reserved, "max_memory_cached": memory.peak_reserved,
-        "memory_snapshot": memory.snapshot, "set_per_process_memory_fraction": _nothing,
+        "memory_snapshot": memory.snapshot, "set_per_process_memory_fraction": memory.set_fraction,
         "memory_summary": memory.summary, "mem_get_info": memory.info,
         "list_gpu_processes": lambda device=None: "no processes are running", "device_memory_used": memory.reserved,
         "memory_usage": lambda device=None: 0, "utilization": lambda device=None: 100,
@@ -174,9 +204,9 @@ def _patches(memory: _DeviceMemory) -> Iterator[Patch]:
             yield Patch(owner, name, value, "leave")
     for name, value in {"temperature": 50, "power_draw": 0, "clock_rate": 0}.items():
         yield Patch(torch.cuda, name, lambda device=None, value=value: value, "leave")
-    yield Patch(torch.cuda.memory, "_record_memory_history", _nothing)
-    yield Patch(torch.cuda.memory, "_snapshot", lambda *_, **__: {"segments": memory.snapshot(), "device_traces": [[]]})
-    yield Patch(torch.cuda.memory, "_dump_snapshot", _nothing)
+    yield Patch(torch.cuda.memory, "_record_memory_history", memory.record_history)
+    yield Patch(torch.cuda.memory, "_snapshot", memory.whole_snapshot)  # which _dump_snapshot writes
+    yield Patch(torch._C, "_cuda_clearCublasWorkspaces", memory.storages.clear_workspaces, "add")
     for owner in (torch.accelerator, torch.accelerator.memory):
         for name, value in in_both.items():
             yield Patch(owner, name, value, "leave")

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from triosim.errors import CaptureWarning
 from triosim.memory.allocator.allocator import CachingAllocator
+from triosim.memory.allocator.workspace import multiplies
 from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
 from triosim.trace import Category, Communication, Mark, Phase
@@ -39,13 +40,14 @@ LARGEST_NORMS = 64
 class Recorder:
     """The recorder of a step, which is given each operator, and follows modules, optimizers and autograd by itself.
 
-    ``listener`` is told of what is recorded while the step still runs.
+    ``listener`` is told of what is recorded while the step still runs. With an ``allocator``, ``workspace`` are the bytes that
+    cuBLAS takes of it for each thread.
     """
 
-    def __init__(self, allocator: CachingAllocator | None = None) -> None:
+    def __init__(self, allocator: CachingAllocator | None = None, workspace: int = 0) -> None:
         self.listener: Listener | None = None
         self.context = AllocationContext()
-        self.storages = StorageTracker(self.context, allocator)
+        self.storages = StorageTracker(self.context, allocator, workspace)
         self.modules = ModulePaths(self._root_entered, self._root_left)
         self.step = RecordedStep()
         self.notes: dict[str, str] = {}  # by line of the script
@@ -183,6 +185,8 @@ class Recorder:
         context.layer, context.stream = operator.layer, operator.stream
         operator.inputs = [self._tensor(tensor) for tensor in given]
         operator.outputs = list(dict.fromkeys([self._tensor(tensor) for tensor in made]))
+        if multiplies(operator.name):
+            self.storages.multiplies()
         if communication is not None:
             self._communicates(operator, communication)
         self.step.operators.append(operator)

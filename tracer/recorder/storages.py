@@ -56,16 +56,21 @@ class RecordedStorage:
 class StorageTracker:
     """The storages of the device: those that are alive, and those that died in the recorded step.
 
-    With an ``allocator``, each gets a block of it, and bytes in use are that allocator's.
+    With an ``allocator``, each gets a block of it, and bytes in use are that allocator's, with cuBLAS's workspaces of
+    ``workspace`` bytes each.
     """
 
-    def __init__(self, context: AllocationContext, allocator: CachingAllocator | None = None) -> None:
+    def __init__(
+        self, context: AllocationContext, allocator: CachingAllocator | None = None, workspace: int = 0
+    ) -> None:
         self.context = context
         self.allocator = allocator
+        self._workspace = 0 if allocator is None else workspace
+        self._workspaces: dict[tuple[bool, str], MemoryBlock] = {}  # by thread and stream
         self.clock = 0  # births and deaths so far
         self.started = 0  # the clock when the step began
-        self.in_use = 0  # bytes, as the caching allocator rounds them
-        self.peak = 0
+        self._in_use = 0  # bytes, as the caching allocator rounds them
+        self._peak = 0
         self._live: dict[int, tuple[RecordedStorage, Any]] = {}  # by PyTorch's address of the storage
         self._dead: list[RecordedStorage] = []
         self._count = 0
@@ -74,6 +79,27 @@ class StorageTracker:
     def has_any(self) -> bool:
         """Whether anything was ever allocated."""
         return self._count > 0
+
+    @property
+    def in_use(self) -> int:
+        """The bytes in use."""
+        return self._in_use if self.allocator is None else self.allocator.allocated
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were in use."""
+        return self._peak if self.allocator is None else self.allocator.peak_allocated
+
+    def multiplies(self) -> None:
+        """Allocate the workspace that cuBLAS needs for a product, once for each thread of the process and stream."""
+        key = (self.context.phase == "backward", self.context.stream)
+        if self._workspace and self.allocator is not None and key not in self._workspaces:
+            self._workspaces[key] = self.allocator.malloc(self._workspace, self.context.stream)
+
+    def clear_workspaces(self) -> None:
+        """Free what cuBLAS has."""
+        while self._workspaces and self.allocator is not None:
+            self.allocator.free(self._workspaces.popitem()[1])
 
     def begin(self) -> None:
         """Begin a step: forget what died before."""
@@ -86,7 +112,7 @@ class StorageTracker:
 
     def reset_peak(self) -> None:
         """Set the peak to the bytes in use now."""
-        self.peak = self.in_use
+        self._peak = self._in_use
         if self.allocator is not None:
             self.allocator.reset_peaks()
 
@@ -118,8 +144,8 @@ class StorageTracker:
         self._count += 1
         self.clock += 1
         recorded = RecordedStorage(self._count, nbytes, self.clock, replace(self.context), shape, dtype, block=block)
-        self.in_use += _rounded(nbytes) if block is None else block.size
-        self.peak = max(self.peak, self.in_use)
+        self._in_use += _rounded(nbytes)
+        self._peak = max(self._peak, self._in_use)
         return recorded
 
     def _dies(self, key: int) -> None:
@@ -130,7 +156,7 @@ class StorageTracker:
         self.clock += 1
         recorded.died, recorded.last_position = self.clock, self.context.position
         block, recorded.block = recorded.block, None
-        self.in_use -= _rounded(recorded.nbytes) if block is None else block.size
+        self._in_use -= _rounded(recorded.nbytes)
         if self.allocator is not None and block is not None:
             self.allocator.free(block)
         self._dead.append(recorded)

@@ -7,7 +7,6 @@ Source of the keys: the docstring of ``torch.cuda.memory._snapshot`` and ``torch
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from typing import Any
 from triosim.errors import OutputError
 from triosim.memory.allocator.allocator import SegmentEvent
 from triosim.memory.allocator.blocks import MemoryBlock, Segment
-from triosim.memory.allocator.settings import AllocatorSettings
 from triosim.memory.liveness.lifetimes import Lifetimes
 from triosim.memory.replay import Replay
 from triosim.output_files import PathLike, writing_bytes
@@ -53,17 +51,7 @@ def snapshot(lifetimes: Lifetimes, played: Replay) -> dict[str, Any]:
     return {
         "segments": [row for segment in segments for row in written.segment(segment)],
         "device_traces": [[{**entry, "time_us": clock} for clock, entry in enumerate(written.entries())]],
-        "allocator_settings": _settings(played.allocator.settings),
-    }
-
-
-def _settings(settings: AllocatorSettings) -> dict[str, Any]:
-    return {
-        "PYTORCH_CUDA_ALLOC_CONF": "",
-        "max_split_size": -1 if math.isinf(settings.max_split_size) else int(settings.max_split_size),
-        "garbage_collection_threshold": settings.garbage_collection_threshold,
-        "expandable_segments": settings.expandable_segments,
-        "roundup_power2_divisions": {},
+        "allocator_settings": played.allocator.settings.as_pytorch(),
     }
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -96,3 +100,48 @@ def test_a_snapshot_has_pytorchs_segments_and_blocks(device: FakeDevice) -> None
         (17 * MIB, "inactive"),
     ]
     assert torch.cuda.memory._snapshot()["segments"] == [segment]
+
+
+def test_what_is_allocated_has_the_workspaces_of_cublas(device: FakeDevice) -> None:
+    """On Hopper 32 MiB for each thread that multiplies: the script's, and that of the backward pass."""
+    weight = torch.empty(64, 64, device="cuda", requires_grad=True)
+    before = torch.cuda.memory_allocated()
+    product = weight @ weight
+    assert torch.cuda.memory_allocated() == before + product.nbytes + 32 * MIB
+    product.sum().backward()
+    assert torch.cuda.memory_allocated() >= before + 64 * MIB
+    del product
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() == before + weight.grad.nbytes
+
+
+def test_the_scripts_settings_of_the_allocator_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeDevice("H100-SXM", limited=True):
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,pinned_use_cuda_host_register:True")
+        held = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_reserved() == 20 * MIB
+        assert torch.cuda.memory_snapshot()[0]["is_expandable"]
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.empty(40 * GIB, dtype=torch.uint8, device="cuda")
+        del held
+
+
+def test_pytorchs_visualiser_reads_a_snapshot_with_what_was_allocated_since(device: FakeDevice, tmp_path: Path) -> None:
+    torch.cuda.memory._record_memory_history(max_entries=100)
+    held = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    freed = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    del freed
+    torch.cuda.memory._dump_snapshot(str(tmp_path / "memory.pickle"))
+    torch.cuda.memory._record_memory_history(enabled=None)
+    found = pickle.loads((tmp_path / "memory.pickle").read_bytes())
+    (entries,) = [one for one in found["device_traces"] if one]
+    actions = ["segment_alloc", "alloc", "alloc", "free_requested", "free_completed", "snapshot"]
+    assert [one["action"] for one in entries] == actions
+    frame = entries[1]["frames"][0]
+    assert (frame["filename"], frame["name"]) == (__file__, sys._getframe().f_code.co_name)
+    assert entries[1]["size"] == held.nbytes
+    visualiser = pytest.importorskip("torch.cuda._memory_viz")
+    assert "3.0MiB" in visualiser.segsum(found)
+    assert "alloc" in visualiser.trace(found)
+    assert "Active Memory Timeline" in visualiser.trace_plot(found)

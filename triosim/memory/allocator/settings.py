@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -56,6 +57,27 @@ class AllocatorSettings:
         if rounded < SMALLEST_OWN_SEGMENT:
             return self.large_segment_size
         return -(-rounded // SEGMENT_STEP) * SEGMENT_STEP
+
+    def as_pytorch(self) -> dict[str, Any]:
+        """Return the settings as a snapshot of PyTorch's has them."""
+        return {
+            "PYTORCH_CUDA_ALLOC_CONF": "",
+            "max_split_size": -1 if math.isinf(self.max_split_size) else int(self.max_split_size),
+            "garbage_collection_threshold": self.garbage_collection_threshold,
+            "expandable_segments": self.expandable_segments,
+            "roundup_power2_divisions": {},
+        }
+
+
+def settings_of_environment(variables: Mapping[str, str]) -> AllocatorSettings:
+    """Return the settings that PyTorch reads from the environment, as far as they are known here."""
+    text = variables.get("PYTORCH_ALLOC_CONF") or variables.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    settings = AllocatorSettings()
+    for pair in text.split(","):
+        key = _KEYS.get(pair.partition(":")[0].strip())
+        with suppress(OptionError):
+            settings = settings if key is None else replace(settings, **{key.name: getattr(parse(pair), key.name)})
+    return settings
 
 
 def parse(text: str) -> AllocatorSettings:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from triosim.gpus import Gpu
 from triosim.trace import Operator
@@ -23,12 +24,23 @@ _BY_ARCHITECTURE = {"hopper": 32 * 2**20, "blackwell": 32 * 2**20, "cdna2": 32 *
 _OTHERWISE = 8 * 2**20 + 128 * 2**10
 
 
+def workspace_bytes(gpu: Gpu) -> int:
+    """Return the bytes of one workspace on a GPU."""
+    return _BY_ARCHITECTURE.get(gpu.architecture.lower(), _OTHERWISE)
+
+
+@cache
+def multiplies(name: str) -> bool:
+    """Whether an operator of this name is a product of cuBLAS's."""
+    return _PRODUCT.fullmatch(name.partition(".")[0]) is not None
+
+
 def workspaces(operators: Sequence[Operator], gpu: Gpu) -> Iterator[tuple[int, int]]:
     """Yield the bytes of each workspace of a step, and the position of the product that first needs it."""
-    size = _BY_ARCHITECTURE.get(gpu.architecture.lower(), _OTHERWISE)
+    size = workspace_bytes(gpu)
     threads: set[tuple[bool, str]] = set()
     for position, operator in enumerate(operators):
         thread = (operator.phase == "backward", operator.stream)
-        if size and thread not in threads and _PRODUCT.fullmatch(operator.name.partition(".")[0]):
+        if size and thread not in threads and multiplies(operator.name):
             threads.add(thread)
             yield size, position
