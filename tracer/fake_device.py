@@ -34,12 +34,12 @@ from triosim.tracer.device import (
     undecomposed_operators,
     unknown_checks,
 )
-from triosim.tracer.device.cuda_memory import LimitedAllocator
 from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
 from triosim.tracer.distributed import data_parallel, fake_world, spawned_ranks
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_exchange import RankExchange
 from triosim.tracer.distributed.rank_messages import RankMessages
+from triosim.tracer.memory.cuda_memory import LimitedAllocator
 from triosim.tracer.patches import Patches, only_capture
 from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of

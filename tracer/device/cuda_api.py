@@ -14,7 +14,7 @@ import torch
 
 from triosim.gpus import Gpu
 from triosim.memory.allocator.gpu_memory import visible
-from triosim.tracer.device import cuda_memory
+from triosim.tracer.memory import cuda_memory
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder
 

@@ -1,7 +1,8 @@
 """What a script records of its device's memory (``torch.cuda.memory._record_memory_history``), and snapshots of it.
 
-A snapshot has the form of ``torch.cuda.memory._snapshot()``, which PyTorch's visualiser reads (``torch/cuda/_memory_viz.py``). An
-entry's time is its number: allocating takes no simulated time, and asking for the time would let the host wait for the GPU.
+A snapshot has the form of ``torch.cuda.memory._snapshot()``, which PyTorch's visualiser reads
+(``torch/cuda/_memory_viz.py``). An entry's time is its number: allocating takes no simulated time, and asking for the time
+would let the host wait for the GPU.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from triosim.memory.allocator.allocator import AllocationFailed, CachingAllocato
 from triosim.memory.allocator.blocks import MemoryBlock
 from triosim.memory.allocator.gpu_memory import context, visible
 from triosim.memory.allocator.settings import AllocatorSettings, settings_of_environment
-from triosim.tracer.device.memory_history import MemoryHistory
+from triosim.tracer.memory.memory_history import MemoryHistory
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.storages import StorageTracker
 

@@ -1,0 +1,1 @@
+"""The memory of the fake device as PyTorch reports it: figures, out of memory, snapshots."""
