@@ -141,3 +141,65 @@ def test_the_other_profilers_work_in_simulated_time(live: Callable[..., str], tm
     assert not any(one.get("cat") in ("kernel", "cuda_runtime") for one in content["traceEvents"])
     assert printed(log, "timer")[0] == pytest.approx(kernel, rel=0.05)
     assert printed(log, "logs") == [1]
+
+
+SHARDED = """
+import os, torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.profiler import ProfilerActivity, profile
+torch.distributed.init_process_group("nccl")
+rank = torch.distributed.get_rank()
+torch.cuda.set_device(rank)
+model = nn.Sequential(nn.LayerNorm(1000), *[nn.Linear(1000, 1000) for _ in range(3)], nn.Linear(1000, 8008)).cuda()
+for part in model:
+    fully_shard(part)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(4096, 1000, device="cuda")
+with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as p:
+    model(x).square().mean().backward()
+    optimizer.step()
+p.export_chrome_trace(f"rank-{rank}.json")
+"""
+
+
+def test_the_profile_of_a_stack_of_linear_layers_has_its_batch_and_parameters(
+    live: Callable[..., str], tmp_path: Path
+) -> None:
+    """The first call of the forward pass is a transpose of a weight, of 2,048 x 2,048."""
+    live(PROFILED)
+    trace = triosim.load_trace(exported(tmp_path, "rank-0.json.gz"))
+    assert trace.batch_size == 4096
+    assert sorted(one.shape for one in trace.parameters.values()) == 4 * [(2048,)] + 4 * [(2048, 2048)]
+
+
+def test_the_profile_of_a_rank_of_fsdp_has_the_model_s_batch_and_parameters(
+    live: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first calls gather a layer's parameters, and its collectives are no operators of unknown names."""
+    live(SHARDED, "--world", "8")
+    path = exported(tmp_path, "rank-0.json")
+    trace = triosim.load_trace(path)
+    assert trace.batch_size == 4096
+    expected = 5 * [(1000,)] + 3 * [(1000, 1000)] + [(8008,), (8008, 1000)]
+    assert sorted(one.shape for one in trace.parameters.values()) == expected
+    assert run(["simulate", os.fspath(path)]) == 0
+    assert "unknown operators" not in "".join(capsys.readouterr())
+
+
+def test_the_slices_of_a_script_s_profile_nest(live: Callable[..., str], tmp_path: Path) -> None:
+    """FSDP names ranges of no length, and ranges that begin within a layer's forward pass."""
+    live(SHARDED, "--world", "8")
+    events = json.loads(exported(tmp_path, "rank-0.json").read_text(encoding="utf-8"))["traceEvents"]
+    spans = [
+        (one["pid"], one["tid"], one["ts"], round(one["ts"] + one["dur"], 3)) for one in events if one["ph"] == "X"
+    ]
+    assert min(end - start for *_, start, end in spans) > 0
+    open_ends: dict[tuple[int, int], list[float]] = {}
+    for process, thread, start, end in sorted(spans, key=lambda span: (*span[:3], -span[3])):
+        around = open_ends.setdefault((process, thread), [])
+        while around and around[-1] <= start:
+            around.pop()
+        assert not around or end <= around[-1]
+        around.append(end)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from triosim.live.items import ProfileEnds
 from triosim.output_files import writing_text
-from triosim.reports.kineto.rank_file import RankFile, ScriptRange
+from triosim.reports.kineto.annotations import ScriptRange
+from triosim.reports.kineto.rank_file import RankFile
 from triosim.reports.kineto.run_facts import groups_of, run_facts
 from triosim.tasks import Handle
 
@@ -21,7 +22,7 @@ class _Profile:
 
     handles: list[Handle] = field(default_factory=list)
     ended: list[ScriptRange] = field(default_factory=list)
-    begun: list[tuple[str, float]] = field(default_factory=list)
+    begun: list[tuple[str, float, int]] = field(default_factory=list)
 
 
 class Profiles:
@@ -42,13 +43,14 @@ class Profiles:
     def range_begins(self, rank: int, name: str, now: float) -> None:
         """Begin a range that a running rank's script names."""
         if rank in self._open:
-            self._open[rank].begun.append((name, now))
+            self._open[rank].begun.append((name, now, len(self._open[rank].handles)))
 
     def range_ends(self, rank: int, now: float) -> None:
         """End the innermost range of a running rank's script."""
-        if rank in self._open and self._open[rank].begun:
-            name, began = self._open[rank].begun.pop()
-            self._open[rank].ended.append(ScriptRange(name, began, now))
+        profile = self._open.get(rank)
+        if profile is not None and profile.begun:
+            name, began, first = profile.begun.pop()
+            profile.ended.append(ScriptRange(name, began, now, first, len(profile.handles)))
 
     def end(self, rank: int, asked: ProfileEnds, now: float) -> None:
         """End a running rank's profile, and write it to the file that was asked for."""
@@ -62,4 +64,6 @@ def _write(asked: ProfileEnds, handles: list[Handle], ranges: Iterable[ScriptRan
     facts = run_facts("model", {asked.owner.rank: handles})
     owner = replace(asked.owner, groups=groups_of(facts.groups))
     with writing_text(asked.file) as file:
-        RankFile(file, owner, facts).write(handles, sorted(ranges, key=lambda one: (one.begin, -one.end)))
+        RankFile(file, owner, facts).write(
+            handles, sorted(ranges, key=lambda one: (one.first, one.begin, -one.last, -one.end))
+        )

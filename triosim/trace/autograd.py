@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 
 ENGINE_PREFIX = "autograd::engine::evaluate_function: "
+#: The node that adds a gradient to its parameter's, or keeps it where there is none.
+ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 
 #: Forward calls by the stem of their backward node, where the names differ in more than their spelling.
 _FORWARD: dict[str, tuple[str, ...]] = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import NamedTuple, TextIO
+from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 from triosim.reports.kineto.activity import Activity, activities
+from triosim.reports.kineto.annotations import BEGIN, MARGIN, ScriptRange, annotation_spans, call_span
+from triosim.reports.kineto.gradients import accumulated, is_accumulation
 from triosim.reports.kineto.memory import memory_events
 from triosim.reports.kineto.run_facts import RunFacts
 from triosim.reports.kineto.stream_waits import StreamWaits
@@ -15,42 +16,29 @@ from triosim.reports.kineto.transfers import profiled
 from triosim.reports.tracks import Tracks
 from triosim.reports.transfer_names import Transfer
 from triosim.tasks import Handle
-from triosim.trace import Operator
+from triosim.trace import Operator, Tensor
+from triosim.trace.autograd import ACCUMULATE_GRAD
 from triosim.trace.formats.pytorch.kineto_file import (
     HostSpan,
     KinetoFile,
     ProfiledRank,
     RecordedEvent,
-    Thread,
     WorkCategory,
     autograd_name,
     category_of,
     encoded,
     shapes,
 )
-from triosim.trace.formats.pytorch.profiled_step import LAYER_PREFIX
 from triosim.units import whole_nanoseconds
 
-#: Nanoseconds on the host's clock at which a profile begins: a time of 0 means none to some readers.
-_BEGIN = 1000
 #: The longest that a launch takes of its call.
 _LAUNCH = 1000
 #: Nanoseconds of a call that records an event, or lets a stream wait for one.
 _EVENT = 2
 #: The least of a batch's call that is left when its messages are named.
 _ROOM = 20
-#: How much smaller a call is than the one around it.
-_MARGIN = 2
-#: The annotation of an optimizer's step, whose class no trace names.
-_OPTIMIZER = "Optimizer.step#Optimizer.step"
-
-
-class ScriptRange(NamedTuple):
-    """A range of a script that it named itself, on its host's clock, in seconds."""
-
-    name: str
-    begin: float
-    end: float
+#: Nanoseconds of the call that gives a parameter its gradient.
+_ACCUMULATION = 4
 
 
 class RankFile:
@@ -61,31 +49,32 @@ class RankFile:
         self._owner = owner
         self._facts = facts
         self._tracks = Tracks(facts.streams)
-        self._later = _BEGIN + facts.lead
+        self._later = BEGIN + facts.lead
         self._sequences = _SequenceNumbers()
         self._arguments: dict[int, str] = {}  # by id() of an operator, which the recording keeps alive
         self._waits = StreamWaits({}, frozenset())
         self._last: dict[Handle, Activity] = {}  # of the activities of a task that run
         self._begun: set[Handle] = set()
         self._events: dict[Handle, RecordedEvent] = {}
+        self._gradients: Mapping[int, Sequence[Tensor]] = {}  # those that are complete after an operator
 
     def write(self, handles: Sequence[Handle], ranges: Sequence[ScriptRange] | None = None) -> None:
         """Write the whole profile; a script's own ``ranges`` stand in place of the steps."""
         found = list(activities(handles))
         self._waits = StreamWaits.of(handles)
+        self._gradients = accumulated(found)
         self._last = {one.handle: one for one in found if one.runs}
         if found:
-            returned = found[-1].returned + _BEGIN
+            returned = found[-1].returned + BEGIN
             done = max(returned + 1, self._later + max(one.end for one in found))
-            own = _steps(found, done) if ranges is None else map(_annotation, ranges)
-            for name, span in (*own, *_sections(found, self._facts.model, optimizer=ranges is None)):
+            for name, span in annotation_spans(found, self._facts.model, done, handles, ranges):
                 self._kineto.annotation(name, span)
             for one in found:
                 self._write(one)
             self._kineto.synchronize(HostSpan(returned, done))
         if self._facts.memory is not None:
             for event in memory_events(self._facts.memory, self._owner.rank, found):
-                self._kineto.memory(event.moment + _BEGIN, *event[1:])
+                self._kineto.memory(event.moment + BEGIN, *event[1:])
         self._kineto.finish(self._tracks.names)
 
     def _write(self, one: Activity) -> None:
@@ -96,7 +85,9 @@ class RankFile:
 
     def _operator(self, one: Activity, operator: Operator) -> None:
         backward = operator.phase == "backward"
-        span = _span(one)
+        gradients = self._gradients.get(operator.id, ())
+        whole = call_span(one)
+        span = HostSpan(whole.begin, whole.end - _ACCUMULATION * len(gradients), whole.thread)
         arguments = self._arguments.get(id(operator))
         if arguments is None:
             arguments = self._arguments[id(operator)] = encoded(shapes(operator.inputs))
@@ -104,20 +95,26 @@ class RankFile:
         known = f'"Fwd thread id": {int(backward)}'
         if sequence is not None:
             known += f', "Sequence number": {sequence}'
-        name = autograd_name(operator.name) if backward else operator.name
+        name = ACCUMULATE_GRAD if is_accumulation(operator) else operator.name
+        name = autograd_name(name) if backward else name
         self._kineto.call(name, span, f"{known}, {arguments}")
         if one.runs:
             kernel = operator.kernels[0] if len(operator.kernels) == 1 else operator.name
             self._work(one, kernel, category_of(operator.kernels), span, "")
+        for number, gradient in enumerate(gradients):
+            begin = span.end + _ACCUMULATION * number
+            kept = HostSpan(begin + 1, begin + _ACCUMULATION, span.thread)
+            about = f'"Fwd thread id": 1, {encoded(shapes([gradient]))}'
+            self._kineto.call(autograd_name(ACCUMULATE_GRAD), kept, about)
 
     def _transfer(self, one: Activity, task: Transfer) -> None:
         shown = profiled(task, self._owner.rank, self._facts.groups, one.handle.received)
         waiting = whole_nanoseconds(one.handle.started or 0.0) - one.begin
         about = {**shown.arguments, "waiting_us": waiting / 1000} if waiting > 0 else shown.arguments
-        span, arguments = _span(one), encoded(about)
+        span, arguments = call_span(one), encoded(about)
         self._kineto.call(shown.call, span, f'"Fwd thread id": {int(span.thread == "backward")}')
         if shown.communicates:
-            span = span.inner(_MARGIN)
+            span = span.inner(MARGIN)
             for part in shown.parts:
                 begin = min(span.begin, span.end - _ROOM)
                 self._kineto.call("record_param_comms", HostSpan(begin, begin + 1, span.thread), encoded(part))
@@ -128,7 +125,7 @@ class RankFile:
 
     def _work(self, one: Activity, name: str, category: WorkCategory, span: HostSpan, arguments: str) -> None:
         """Write the work of a call that was just written: what its stream waits for, its launch, the event behind it."""
-        within = span.inner(_MARGIN)
+        within = span.inner(MARGIN)
         begin, end = one.begin + self._later, one.end + self._later
         stream = self._tracks.track(one.stream, begin, end)
         since = self._wait(one.handle, stream, within)
@@ -151,39 +148,6 @@ class RankFile:
             self._kineto.wait_event(stream, event, HostSpan(since, since + _EVENT, within.thread))
             since += _EVENT
         return since
-
-
-def _span(one: Activity) -> HostSpan:
-    """Return the span of a call on the host's clock of the file, within the annotations around it."""
-    thread: Thread = "backward" if one.phase == "backward" else "main"
-    return HostSpan(one.called + _BEGIN, one.returned + _BEGIN, thread).inner(_MARGIN)
-
-
-def _annotation(one: ScriptRange) -> tuple[str, HostSpan]:
-    begin, end = whole_nanoseconds(one.begin), whole_nanoseconds(one.end)
-    return one.name, HostSpan(begin + _BEGIN - 1, max(begin, end) + _BEGIN + 1)
-
-
-def _steps(found: Sequence[Activity], done: int) -> Iterator[tuple[str, HostSpan]]:
-    """Yield the profiler's step of each iteration; the last one ends when the GPU is ``done``."""
-    begins = [next(some).called + _BEGIN for _, some in groupby(found, key=lambda one: one.iteration)]
-    for number, (begin, end) in enumerate(zip(begins, [*begins[1:], done + _MARGIN + 1], strict=True)):
-        yield f"ProfilerStep#{number}", HostSpan(begin - 1, end - 2)
-
-
-def _sections(found: Iterable[Activity], model: str, *, optimizer: bool) -> Iterator[tuple[str, HostSpan]]:
-    """Yield the annotations of the model's forward passes, of its layers, and of the optimizer's steps if asked for."""
-    for (_, phase), rows in groupby(found, key=lambda one: (one.iteration, one.phase)):
-        section = list(rows)
-        if phase == "forward" or (phase == "optimizer" and optimizer):
-            yield _OPTIMIZER if phase == "optimizer" else f"{LAYER_PREFIX}{model}", _around(section)
-        if phase != "optimizer":
-            for layer, calls in groupby(section, key=lambda one: one.layer):
-                yield f"{LAYER_PREFIX}{layer}", _around(list(calls)).inner(1)
-
-
-def _around(calls: Sequence[Activity]) -> HostSpan:
-    return HostSpan(calls[0].called + _BEGIN, calls[-1].returned + _BEGIN, _span(calls[0]).thread)
 
 
 class _SequenceNumbers:

@@ -84,9 +84,13 @@ def build(operators: list[UnclassifiedOperator], categories: Categories) -> tupl
 
 
 def batch_size(operators: list[UnclassifiedOperator], hints: CategoryHints) -> int | None:
-    """Return the stated batch size, or the first dimension of the first tensor of the forward pass that is no parameter."""
+    """Return the stated batch size, or the first dimension of the first tensor of the forward pass that is no parameter.
+
+    It is that of the first input where a reader states which tensors are inputs.
+    """
     if hints.batch_size is not None:
         return hints.batch_size
+    inputs = {storage for storage, (category, _) in hints.known.items() if category == "input"}
     parameters = parameters_of(operators, hints)
     written: set[int] = set()
     for operator in operators:
@@ -95,7 +99,7 @@ def batch_size(operators: list[UnclassifiedOperator], hints: CategoryHints) -> i
         for tensor in operator.inputs:
             leaf = tensor.storage not in written or tensor.storage in hints.inputs
             known = tensor.storage in parameters or tensor.storage in hints.buffers
-            if leaf and not known and tensor.shape:
+            if leaf and not known and tensor.shape and (not inputs or tensor.storage in inputs):
                 return tensor.shape[0]
         written.update(tensor.storage for tensor in operator.outputs)
     return None

@@ -160,3 +160,31 @@ def test_of_several_steps_in_one_file_the_last_is_taken(tmp_path: Path) -> None:
     assert [one.name for one in trace.operators if one.phase == "forward"].count("aten::linear") == 2
     assert sorted(one.shape for one in trace.parameters.values()) == [(3,), (3, 6), (6,), (6, 8)]
     assert trace.batch_size == 5
+
+
+def test_a_transposed_weight_is_no_batch(tmp_path: Path) -> None:
+    """Of an inference pass of two layers, 16 samples: each weight is transposed before its product, as PyTorch does."""
+    file = File()
+    file.call("aten::t", [[8, 4]])
+    file.call("aten::addmm", [[8], [16, 4], [4, 8]])
+    file.call("aten::t", [[3, 8]])
+    file.call("aten::addmm", [[3], [16, 8], [8, 3]])
+    trace = file.trace(tmp_path)
+    assert trace.batch_size == 16
+    transposed, first, other, second = trace.operators
+    assert (transposed.outputs[0], other.outputs[0]) == (first.inputs[2], second.inputs[2])
+    assert first.outputs == (second.inputs[1],)
+
+
+def test_collectives_and_what_gathers_parameters_take_no_samples(tmp_path: Path) -> None:
+    """FSDP gathers 40 elements, of 5 a rank, and copies them out before the layer that uses them."""
+    file = File()
+    around = {"ph": "X", "cat": "user_annotation", "name": "FSDP::pre_forward (0)", "pid": 1, "tid": 1}
+    file.events.append({**around, "ts": -1.0, "dur": 52.0, "args": {}})
+    file.call("aten::narrow", [[40]])
+    file.call("c10d::_allgather_base_", [[40], [5]])
+    file.call("aten::split_with_sizes_copy", [[8, 5], [8, 4], [8, 1]])
+    file.call("aten::linear", [[16, 4], [8, 4], [8]])
+    trace = file.trace(tmp_path)
+    assert trace.batch_size == 16
+    assert trace.operators[-1].inputs[0].category == "input"

@@ -1,29 +1,45 @@
 """Infers the nodes of an execution trace from a PyTorch profiler file alone.
 
 The profiler knows the shapes of a call's inputs (``record_shapes=True``), neither its outputs nor the identity of a tensor. So
-the argument of a forward call whose gradient is accumulated is taken for a parameter, the first other argument of a call for
-the output of the call before it, and a backward call returns the gradients that are accumulated after it and the next one's
-input. Where the operator says what shapes it returns, a product or the gradients of a convolution, it returns these.
+the argument of a forward call whose gradient is accumulated is taken for a parameter, the first other argument of a call (of
+a product the first factor, of an embedding the indices) for the output of the call before it, and a backward call returns the
+gradients that are accumulated after it and the next one's input. Where the operator says what shapes it returns, a product or
+the gradients of a convolution, it returns these. A call that prepares a parameter, such as a transpose or a cast, returns the
+argument of its shape of a call after it. Collectives, and what FSDP does to gather parameters, take no part, nor do views
+ahead of the first call that is differentiated: FSDP makes some of its parameters there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from triosim.errors import TraceError
-from triosim.trace.autograd import ENGINE_PREFIX
+from triosim.trace.autograd import ACCUMULATE_GRAD, ENGINE_PREFIX
 from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, DTYPES, USER_SCOPE, ExecutionTraceNode
 from triosim.trace.formats.pytorch.kineto import Profile, Span
 from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, last_step
 from triosim.trace.formats.unclassified import RawTensor
 from triosim.trace.trace import Category
 
-_ACCUMULATE = f"{ENGINE_PREFIX}torch::autograd::AccumulateGrad"
+_ACCUMULATE = f"{ENGINE_PREFIX}{ACCUMULATE_GRAD}"
 _OPTIMIZER = "Optimizer.step#"
 #: The two matrices among a product's arguments.
 _FACTORS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
+#: The argument that the samples come in by, where it is not the first.
+_SAMPLES = {**{name: left for name, (left, _) in _FACTORS.items()}, "aten::embedding": 1, "aten::embedding_bag": 1}
+#: Calls with one tensor, of which they return one of the same sizes: they may prepare a parameter for the call after them.
+_PREPARE = frozenset(f"aten::{name}" for name in ("t", "transpose", "permute", "to", "_to_copy", "detach", "alias"))
+#: Calls that only make a view, besides.
+_VIEWS = _PREPARE | {
+    f"aten::{name}" for name in ("view", "reshape", "flatten", "as_strided", "narrow", "slice", "select")
+}
+#: The names of what FSDP, and its first version, do before and after a module begin so.
+_FSDP = ("FSDP::", "FullyShardedDataParallel._")
+_COLLECTIVE = "c10d::"
 
 
 def nodes(profile: Profile, where: str) -> list[ExecutionTraceNode]:
@@ -85,8 +101,15 @@ class _InferredTensors:
         forward = [node for node in calls if node.scope != BACKWARD_SCOPE and node.number not in updates]
         backward = [node for node in calls if node.scope == BACKWARD_SCOPE]
         last = backward[0].number if backward else len(self._nodes)
-        parameters = self._parameters(forward, backward)
-        self._chain([node for node in forward if node.number < last], parameters)
+        by_sequence = {part.sequence: node for node in forward for part in node.walk() if part.sequence >= 0}
+        parameters = self._parameters(by_sequence, backward)
+        differentiated = [
+            by_sequence[part.sequence].number
+            for node in backward
+            for part in node.walk()
+            if part.sequence in by_sequence
+        ]
+        self._chain([node for node in forward if node.number < last], parameters, min(differentiated, default=0))
         self._chain_back(backward)
         for node in calls:
             if node.number in updates or (node.scope != BACKWARD_SCOPE and node.number > last):
@@ -103,10 +126,9 @@ class _InferredTensors:
         return False
 
     def _parameters(
-        self, forward: list[ExecutionTraceNode], backward: list[ExecutionTraceNode]
+        self, by_sequence: Mapping[int, ExecutionTraceNode], backward: list[ExecutionTraceNode]
     ) -> dict[tuple[int, int], RawTensor]:
         """Return the parameters by forward call and argument, and give the backward calls the gradients that they return."""
-        by_sequence = {part.sequence: node for node in forward for part in node.walk() if part.sequence >= 0}
         found: dict[tuple[int, int], RawTensor] = {}
         maker: ExecutionTraceNode | None = None
         for node in backward:
@@ -127,27 +149,44 @@ class _InferredTensors:
                     break
         return found
 
-    def _chain(self, forward: list[ExecutionTraceNode], parameters: dict[tuple[int, int], RawTensor]) -> None:
+    def _chain(
+        self, forward: list[ExecutionTraceNode], parameters: dict[tuple[int, int], RawTensor], begin: int
+    ) -> None:
+        """Chain the forward calls, from views on only once ``begin``, the first call that is differentiated, is there."""
         before: ExecutionTraceNode | None = None
+        flowing = [node for node in forward if self._flows(node) and (node.number >= begin or node.name not in _VIEWS)]
+        numbers = {node.number for node in flowing}
+        prepared = _PreparedParameters(flowing, parameters)
         for node in forward:
-            if not any(shape for row in node.scalars for shape, _ in row):
+            if node.number not in numbers:
                 self._give_new(node, node.scalars)
-                continue  # nothing but scalars, such as a counter: nothing flows through it
-            flows = True
-            for argument, row in enumerate(node.scalars):
-                known = parameters.get((node.number, argument))
-                if known is not None:
-                    node.arguments.append([known])
-                    continue
-                made = [self._new(*shape) for shape in row]
-                node.arguments.append(made)
-                if made and flows:
-                    flows = False
-                    if before is None:
-                        self._state("input", "", made[0])
-                    else:
-                        self._give_result(before, made[0])
+                continue
+            node.arguments = [
+                [known] if (known := parameters.get((node.number, argument))) else [self._new(*shape) for shape in row]
+                for argument, row in enumerate(node.scalars)
+            ]
+            prepared.give(node)
+            entry = prepared.entry(node)
+            if entry is None:
+                continue
+            if before is None:
+                self._state("input", "", entry)
+            else:
+                self._give_result(before, entry)
             before = node
+
+    def _flows(self, node: ExecutionTraceNode) -> bool:
+        """Whether samples go through a forward call: not if it has scalars alone, such as a counter, or moves parameters."""
+        return any(shape for row in node.scalars for shape, _ in row) and not self._moves_parameters(node)
+
+    def _moves_parameters(self, node: ExecutionTraceNode) -> bool:
+        """Whether a call gathers parameters or scatters their gradients."""
+        around = node.parent
+        while around >= 0:
+            if self._nodes[around].name.startswith(_FSDP):
+                return True
+            around = self._nodes[around].parent
+        return node.name.startswith(_COLLECTIVE)
 
     def _chain_back(self, backward: list[ExecutionTraceNode]) -> None:
         before: ExecutionTraceNode | None = None
@@ -155,6 +194,8 @@ class _InferredTensors:
             if node.name == _ACCUMULATE:
                 continue
             self._give_new(node, next((part.scalars for part in node.walk() if any(part.scalars)), []))
+            if self._moves_parameters(node):
+                continue
             first = next((row[0] for row in node.arguments if row), None)
             if before is not None and first is not None:
                 self._give_result(before, first)
@@ -171,6 +212,8 @@ class _InferredTensors:
         node.returned += [[self._new(shape, following.dtype)] for shape in shapes]
 
     def _give_new(self, node: ExecutionTraceNode, shapes: list[Any]) -> None:
+        if node.name.startswith(_COLLECTIVE):
+            return
         node.arguments = [[self._new(*shape) for shape in row] for row in shapes]
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> RawTensor:
@@ -183,6 +226,71 @@ class _InferredTensors:
         annotation.children.append(ExecutionTraceNode(-1, "aten::detach", -2, arguments=[[tensor]]))
         self._stated.append(annotation)
         return tensor
+
+
+class _PreparedParameters:
+    """The forward calls that transpose or cast a parameter for a call after them, and so take no samples.
+
+    Where no gradient tells that an argument is a parameter, the call right before a product or an embedding prepares it if the
+    table or the second factor has its sizes, in either order.
+    """
+
+    def __init__(self, flowing: Sequence[ExecutionTraceNode], parameters: Mapping[tuple[int, int], RawTensor]) -> None:
+        self._makers: dict[tuple[int, int], ExecutionTraceNode] = {}  # by the call and the argument that they make
+        self._ready: list[ExecutionTraceNode] = []
+        for position, node in enumerate(flowing):
+            if node.name in _PREPARE and (node.number, 0) in parameters:
+                self._ready.append(node)
+            else:
+                self._find_makers(node, flowing[:position])
+        self._preparing = {maker.number for maker in self._makers.values()} | {node.number for node in self._ready}
+        self._known: dict[int, set[int]] = defaultdict(set)  # by call: the arguments that no samples come in by
+        for number, argument in (*parameters, *self._makers):
+            self._known[number].add(argument)
+
+    def _find_makers(self, node: ExecutionTraceNode, before: Sequence[ExecutionTraceNode]) -> None:
+        """Find what prepares the arguments of a call: what is known to prepare parameters, or stands right before it."""
+        last = list(takewhile(lambda one: one.name in _PREPARE or one.name == "aten::view", reversed(before[-3:])))
+        for argument, row in enumerate(node.scalars):
+            if argument == _entry(node.name, node.scalars, ()) or len(row) != 1:
+                continue
+            near = last if node.name in _SAMPLES else []
+            makers = (one for one in (*reversed(self._ready), *near) if one.name in _PREPARE and _makes(one, row[0][0]))
+            maker = next(makers, None)
+            if maker is not None:
+                self._makers[node.number, argument] = maker
+
+    def give(self, node: ExecutionTraceNode) -> None:
+        """Let the calls that prepare arguments of this one return them."""
+        for argument, row in enumerate(node.arguments):
+            maker = self._makers.get((node.number, argument))
+            if maker is not None and row:
+                if maker.returned:
+                    node.arguments[argument] = maker.returned[0]
+                else:
+                    maker.returned.append(row)
+
+    def entry(self, node: ExecutionTraceNode) -> RawTensor | None:
+        """Return the argument that the samples come in by, if any do."""
+        if node.number in self._preparing:
+            return None
+        position = _entry(node.name, node.arguments, self._known[node.number])
+        return None if position is None else node.arguments[position][0]
+
+
+def _entry(name: str, rows: Sequence[Sequence[Any]], known: Collection[int]) -> int | None:
+    """Return the position of the argument that samples come in by: not one of those that are known to be others."""
+    preferred = _SAMPLES.get(name, 0)
+    found = [position for position, row in enumerate(rows) if row and position not in known]
+    return preferred if preferred in found else next(iter(found), None)
+
+
+def _makes(node: ExecutionTraceNode, shape: tuple[int, ...]) -> bool:
+    """Whether a call that prepares a parameter may return one of this shape: with the same sizes, reversed by a transpose."""
+    given: tuple[int, ...] = node.scalars[0][0][0]
+    if node.name == "aten::t":
+        return shape == given[::-1]
+    return sorted(shape) == sorted(given)
 
 
 def _returned(node: ExecutionTraceNode) -> list[tuple[int, ...]]:
