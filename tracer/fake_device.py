@@ -35,7 +35,7 @@ from triosim.tracer.device import (
     unknown_checks,
 )
 from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
-from triosim.tracer.distributed import data_parallel, fake_world, spawned_ranks
+from triosim.tracer.distributed import data_parallel, fake_world, refused_calls, spawned_ranks
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_exchange import RankExchange
 from triosim.tracer.distributed.rank_messages import RankMessages
@@ -147,6 +147,7 @@ class FakeDevice:
         recorder.install(patches)
         data_parallel.install(patches)
         spawned_ranks.install(patches, self.rank % self.devices, self.devices)
+        refused_calls.install(patches)
         if self.world is not None:
             self.groups = fake_world.install(
                 patches, recorder, mode, world=self.world, exchange=exchange, messages=self._messages

@@ -183,6 +183,41 @@ def test_a_process_that_the_script_forks_may_print_and_has_no_gpu(tmp_path: Path
     ]
 
 
+#: Sends its model to another process, as Hogwild training does.
+SHARING = """
+import torch
+import torch.multiprocessing as mp
+
+def work(model):
+    model(torch.ones(2, 2, device="cuda"))
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(2, 2).cuda()
+    model.share_memory()
+    mp.get_context("spawn").Process(target=work, args=(model,)).start()
+"""
+REMOTE = """
+import torch.distributed.rpc as rpc
+rpc.init_rpc("worker", rank=0, world_size=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            SHARING,
+            "train.py:11: a tensor of the GPU is sent to another process, and processes that a script starts have",
+        ),
+        (REMOTE, "train.py:3: torch.distributed.rpc is not simulated"),
+    ],
+)
+def test_what_nothing_stands_in_for_is_refused_in_one_line(tmp_path: Path, script: str, said: str) -> None:
+    done = run(tmp_path, script, "-q")
+    assert done.returncode == 2
+    assert [line.startswith(f"triosim: error: {said}") for line in done.stderr.splitlines()] == [True]
+
+
 ENDLESS = """
 import time, torch
 model = torch.nn.Linear(512, 512).cuda()

@@ -354,6 +354,19 @@ if __name__ == "__main__":
     count = torch.cuda.device_count()
     mp.spawn(work, args=(count,), nprocs=count)
 """
+#: One that does so without ``spawn``.
+STARTING = SPAWNING.replace(
+    "    mp.spawn(work, args=(count,), nprocs=count)",
+    """
+    mp.set_start_method("spawn")
+    started = [mp.Process(target=work, args=(rank, count)) for rank in range(count)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0] * count
+""",
+)
 
 
 @pytest.mark.parametrize(
@@ -371,6 +384,7 @@ if __name__ == "__main__":
         (LAUNCHED, (), "accelerate launch --num_processes 2", ("0 2 0 2 []", "1 2 1 2 []")),
         (SPAWNING, ("--world", "2"), "python", ("0 2 0 2 []", "1 2 1 2 []")),
         (SPAWNING, (), "python", ("0 1 0 1 []",)),
+        (STARTING, ("--world", "2"), "python", ("0 2 0 2 []", "1 2 1 2 []")),
     ],
 )
 def test_a_launcher_tells_the_script_its_place(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import multiprocessing
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -17,7 +18,8 @@ import triosim
 
 #: The folders of triosim.
 OURS = (str(Path(__file__).resolve().parents[1]), *map(str, triosim.__path__))
-_TORCH = str(Path(torch.__file__).resolve().parent)
+#: The folders of what scripts call.
+_LIBRARIES = (*OURS, *(str(Path(one.__file__ or "").resolve().parent) for one in (torch, multiprocessing)))
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -32,7 +34,7 @@ def script_place() -> tuple[str, int]:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((*OURS, _TORCH, "<")):
+        if not file.startswith((*_LIBRARIES, "<")):
             return file, frame.f_lineno
         frame = frame.f_back
     return "?", 0
