@@ -17,12 +17,15 @@ from triosim.config import RunConfig, parsed
 from triosim.engine import EngineOptions
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
-from triosim.extrapolators.captured.groups import classes_of
+from triosim.extrapolators.captured.command_tasks import collective_task
+from triosim.extrapolators.captured.commands import GroupCollective
+from triosim.extrapolators.captured.groups import classes_of, communicators
 from triosim.extrapolators.core.symmetry import Symmetry
-from triosim.folding.dry_run import dry_run
+from triosim.folding.dry_run import TransferPattern, dry_run
 from triosim.folding.folded_run import should_fold
 from triosim.gpus import Gpu
-from triosim.live.live_network import LiveNetwork
+from triosim.live.network.live_network import LiveNetwork
+from triosim.live.network.world_network import world_network
 from triosim.networks.base import Network
 from triosim.operators.features import is_launched
 from triosim.pipeline.launches import with_launches
@@ -105,11 +108,13 @@ def live_system(gpu: Gpu, like: Sequence[int], config: RunConfig, streams: TaskS
     heterogeneity = Heterogeneity(system.conditions, subject.trace, model)
     new_network = network_factory(system, config)
     symmetry: Symmetry | None = None
-    network: LiveNetwork | None = None
+    network: Network | None = None
     folds = not (config.timeline or config.links) and should_fold(config.fold, len(like))
     if streams is not None and folds and _all_is_equal(system.conditions):
         symmetry = classes_of(streams, like)
-        if symmetry is None:
+        if symmetry is not None:
+            network = world_network(new_network, len(like), _sent(streams))
+        else:
             symmetry, network = _folded(streams, new_network)
             like = like if symmetry is None else streams.like
     return LiveSystem(system, network or new_network(), options, heterogeneity, prices, like, symmetry)
@@ -138,6 +143,20 @@ def _folded(streams: TaskStreams, new_network: NetworkFactory) -> tuple[Symmetry
         with suppress(AsymmetryError):
             return symmetry, LiveNetwork(new_network, symmetry, sent.patterns)
     return None, None
+
+
+def _sent(streams: TaskStreams) -> dict[TransferPattern, list[float]]:
+    """Return the sizes of the collectives of a step whose ranks communicate as one world, by pattern."""
+    groups = communicators(streams)
+    found: dict[TransferPattern, dict[float, None]] = {}
+    for rank, trace in streams.traces.items():
+        for operator in trace.operators:
+            asked = operator.communication
+            if asked is None or len(groups[rank][asked.group].ranks) == 1:
+                continue
+            task = collective_task(groups[rank][asked.group], GroupCollective(asked, "", ""))
+            found.setdefault(TransferPattern.of(task), {})[task.nbytes] = None
+    return {pattern: list(sizes) for pattern, sizes in found.items()}
 
 
 def _one_operator(gpu: Gpu) -> Trace:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from triosim.engine import Recording
 from triosim.engine.intervals import Interval
 from triosim.engine.recording import RankRecord, TransferInterval, operator_times
-from triosim.live.step_network import LinkClock, StepNetwork
+from triosim.live.network.step_network import LinkClock, StepNetwork
 from triosim.networks.base import Network
 from triosim.networks.extensions import FigureReporter, LinkCounter
 from triosim.tasks import Compute, Handle

@@ -13,6 +13,7 @@ import simpy
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import PatternUse, TransferPattern
 from triosim.folding.folded_network import FoldedNetwork
+from triosim.live.network.idle_network import IdleNetwork
 from triosim.networks.base import Network
 from triosim.networks.topology import NodeRef
 from triosim.tasks import CollectiveKind, Communicator
@@ -26,15 +27,14 @@ class LiveNetwork(FoldedNetwork):
     ) -> None:
         super().__init__(new_network, symmetry, patterns)
         self._patterns = patterns
-        self._idle = new_network()
-        self._seconds: dict[tuple[TransferPattern, float], float] = {}
+        self._idle = IdleNetwork(self.env, new_network)
 
     def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
         """Send bytes between two ranks."""
         pattern = TransferPattern(None, (int(source), int(destination)))
         if pattern in self._patterns:
             return super().transfer(source, destination, nbytes)
-        return self._alone(pattern, nbytes, lambda: self._idle.transfer(source, destination, nbytes))
+        return self._idle.run(pattern, nbytes, lambda idle: idle.transfer(source, destination, nbytes))
 
     def collective(
         self,
@@ -50,14 +50,8 @@ class LiveNetwork(FoldedNetwork):
         pattern = TransferPattern(kind, ranks, root, shares is not None)
         if pattern in self._patterns:
             return super().collective(kind, group, nbytes, root=root, shares=shares)
-        return self._alone(
-            pattern, nbytes, lambda: self._idle.collective(kind, ranks, nbytes, root=root, shares=shares)
-        )
 
-    def _alone(self, pattern: TransferPattern, nbytes: float, start: Callable[[], simpy.Event]) -> simpy.Event:
-        key = (pattern, nbytes)
-        if key not in self._seconds:
-            began = self._idle.env.now
-            self._idle.env.run(until=start())
-            self._seconds[key] = self._idle.env.now - began
-        return self.env.timeout(self._seconds[key])
+        def start(idle: Network) -> simpy.Event:
+            return idle.collective(kind, ranks, nbytes, root=root, shares=shares)
+
+        return self._idle.run(pattern, nbytes, start)
