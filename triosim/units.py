@@ -97,6 +97,21 @@ def as_microseconds(nanoseconds: int) -> str:
     return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
 
 
+def slice_times(begin: int, end: int, first: int) -> str:
+    """Return the times of a slice of a trace that begins and ends at these nanoseconds, and whose track does at ``first``.
+
+    The start and the duration, added as viewers add floats, do not pass the end, which may be where the next slice begins:
+    where they would, the duration is half a nanosecond less. speedscope counts from the first slice of a track, and takes a
+    slice that ends after the next one begins for its caller.
+    """
+    duration = as_microseconds(end - begin)
+    at, until, origin = (float(as_microseconds(moment)) for moment in (begin, end, first))
+    passes = at + float(duration) > until or (at - origin) + float(duration) > until - origin
+    if passes:
+        duration = f"{as_microseconds(end - begin - 1)}5"
+    return f'"ts":{as_microseconds(begin)},"dur":{duration}'
+
+
 def format_bytes(nbytes: float) -> str:
     """Return bytes as a person reads them, in powers of ten: ``1.64 GB``."""
     return _scaled(nbytes, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")))

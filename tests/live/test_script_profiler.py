@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from trace_slices import assert_nested
 
 import triosim
 from triosim.cli import run
@@ -192,14 +193,4 @@ def test_the_slices_of_a_script_s_profile_nest(live: Callable[..., str], tmp_pat
     """FSDP names ranges of no length, and ranges that begin within a layer's forward pass."""
     live(SHARDED, "--world", "8")
     events = json.loads(exported(tmp_path, "rank-0.json").read_text(encoding="utf-8"))["traceEvents"]
-    spans = [
-        (one["pid"], one["tid"], one["ts"], round(one["ts"] + one["dur"], 3)) for one in events if one["ph"] == "X"
-    ]
-    assert min(end - start for *_, start, end in spans) > 0
-    open_ends: dict[tuple[int, int], list[float]] = {}
-    for process, thread, start, end in sorted(spans, key=lambda span: (*span[:3], -span[3])):
-        around = open_ends.setdefault((process, thread), [])
-        while around and around[-1] <= start:
-            around.pop()
-        assert not around or end <= around[-1]
-        around.append(end)
+    assert_nested(events)

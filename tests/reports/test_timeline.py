@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from hand_made_run import handle, recording, result
+from trace_slices import assert_nested
 
+import triosim
 from triosim.cli import main as cli
 from triosim.engine import Recording
 from triosim.engine.recording import RankRecord
@@ -131,7 +133,7 @@ def test_slices_that_touch_do_not_overlap_when_a_viewer_adds_their_times(tmp_pat
     slices = of(found, "X")
     assert [(e["name"], e["ts"], e["dur"]) for e in slices] == [
         ("w", 0, 2.301),
-        ("x", 2.301, 0.099),
+        ("x", 2.301, 0.0995),
         ("z", 2.401, 2.099),
     ]
     (instant,) = of(found, "i")
@@ -198,3 +200,15 @@ def test_flows_beyond_what_a_viewer_bears_are_left_out_and_counted(
     content = json.loads((tmp_path / "t.json").read_text())
     assert content["otherData"]["left out: flows"] == 1
     assert not [e for e in content["traceEvents"] if e.get("cat") == "flow"]
+
+
+@pytest.mark.parametrize(("parallel", "options"), [("ddp=4", {}), ("pp=4", {"micro_batches": 4}), ("fsdp=4", {})])
+def test_slices_nest_as_viewers_count(tmp_path: Path, parallel: str, options: dict[str, int]) -> None:
+    """speedscope counts from the first slice of a track, in floats."""
+    trace = Path(__file__).parents[2] / "examples" / "traces" / "gpt2_a100_fake.json.gz"
+    run = triosim.simulate(trace, parallel, topology="dgx-a100", timeline=True, **options)
+    run.save_timeline(tmp_path / "timeline.json")
+    run.save_kineto(tmp_path / "profiles")
+    assert_nested(json.loads((tmp_path / "timeline.json").read_text())["traceEvents"])
+    profile = gzip.decompress((tmp_path / "profiles" / "rank-0.json.gz").read_bytes())
+    assert_nested(json.loads(profile)["traceEvents"])

@@ -50,7 +50,7 @@ class Profiles:
         profile = self._open.get(rank)
         if profile is not None and profile.begun:
             name, began, first = profile.begun.pop()
-            profile.ended.append(ScriptRange(name, began, now, first, len(profile.handles)))
+            profile.ended.append(ScriptRange(name, began, now, first, len(profile.handles), len(profile.begun)))
 
     def end(self, rank: int, asked: ProfileEnds, now: float) -> None:
         """End a running rank's profile, and write it to the file that was asked for."""
@@ -64,6 +64,4 @@ def _write(asked: ProfileEnds, handles: list[Handle], ranges: Iterable[ScriptRan
     facts = run_facts("model", {asked.owner.rank: handles})
     owner = replace(asked.owner, groups=groups_of(facts.groups))
     with writing_text(asked.file) as file:
-        RankFile(file, owner, facts).write(
-            handles, sorted(ranges, key=lambda one: (one.first, one.begin, -one.last, -one.end))
-        )
+        RankFile(file, owner, facts).write(handles, sorted(ranges, key=lambda one: (one.first, one.begin, one.depth)))

@@ -2,7 +2,7 @@
 
 A GPU is a process, a stream a track, each operator and transfer a slice, the waiting of a transfer a slice inside of it; arrows
 lead from sends to receives and along the network's flows; a counter shows each link's utilisation. In Google's "Trace Event
-Format", ``ts`` and ``dur`` are microseconds, here rounded to whole nanoseconds, so that slices that touch do not overlap.
+Format", ``ts`` and ``dur`` are microseconds, here of whole nanoseconds, so that slices that touch do not overlap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.tasks import Batch, Collective, Compute, Handle, Recv, Send
 from triosim.trace import Operator
-from triosim.units import as_microseconds, format_bytes, format_ranks, whole_nanoseconds
+from triosim.units import as_microseconds, format_bytes, format_ranks, slice_times, whole_nanoseconds
 
 if TYPE_CHECKING:
     from triosim.networks.base import Network
@@ -76,6 +76,7 @@ class _EventWriter:
         self.gpus = frozenset(topology.gpus)
         self.link_process = len(self.processes) + 1
         self.tracks: dict[int, Tracks] = {}
+        self.begins: dict[int, int] = {}  # of each track's first slice
         # What slices of one operator, or of one task, have in common; by id(), since the recording keeps them all.
         self.operators: dict[int, str] = {}
         self.transfers: dict[tuple[int, int], str] = {}
@@ -239,7 +240,7 @@ class _EventWriter:
                 self._event(f'"ph":"M","name":"thread_sort_index",{where},"args":{{"sort_index":{order}}}')
 
     def _slice(self, process: int, track: int, start: int, end: int, what: str) -> None:
-        times = f'"ts":{as_microseconds(start)},"dur":{_duration(start, end)}'
+        times = slice_times(start, end, self.begins.setdefault(track, start))
         self._event(f'"ph":"X","pid":{process},"tid":{track},{times},{what}')
 
     def _instant(self, process: int, moment: int, names: list[str]) -> None:
@@ -280,16 +281,6 @@ def _transfer(task: Transfer, waiting: int) -> str:
     if task.label:
         args["label"] = task.label
     return f'"name":{json.dumps(transfer_name(task))},"cat":"communication","args":{json.dumps(args)}'
-
-
-def _duration(start: int, end: int) -> str:
-    """Return microseconds that added to the start do not pass the end, as viewers add floats: else a nanosecond less.
-
-    speedscope takes a slice that ends after the next one begins for its caller.
-    """
-    duration = as_microseconds(end - start)
-    passes = float(as_microseconds(start)) + float(duration) > float(as_microseconds(end))
-    return as_microseconds(end - start - 1) if passes else duration
 
 
 def _ns(seconds: float | None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from triosim.reports.kineto.activity import Activity, activities
-from triosim.reports.kineto.annotations import BEGIN, MARGIN, ScriptRange, annotation_spans, call_span
+from triosim.reports.kineto.annotations import BEGIN, MARGIN, ScriptRange, annotation_spans, call_span, deepest
 from triosim.reports.kineto.gradients import accumulated, is_accumulation
 from triosim.reports.kineto.memory import memory_events
 from triosim.reports.kineto.run_facts import RunFacts
@@ -56,6 +56,7 @@ class RankFile:
         self._last: dict[Handle, Activity] = {}  # of the activities of a task that run
         self._begun: set[Handle] = set()
         self._events: dict[Handle, RecordedEvent] = {}
+        self._depth = 0  # of a script's ranges
         self._gradients: Mapping[int, Sequence[Tensor]] = {}  # those that are complete after an operator
 
     def write(self, handles: Sequence[Handle], ranges: Sequence[ScriptRange] | None = None) -> None:
@@ -63,15 +64,19 @@ class RankFile:
         found = list(activities(handles))
         self._waits = StreamWaits.of(handles)
         self._gradients = accumulated(found)
+        self._depth = deepest(ranges)
         self._last = {one.handle: one for one in found if one.runs}
         if found:
             returned = found[-1].returned + BEGIN
             done = max(returned + 1, self._later + max(one.end for one in found))
-            for name, span in annotation_spans(found, self._facts.model, done, handles, ranges):
+            spans = list(annotation_spans(found, self._facts.model, done, handles, ranges))
+            for name, span in spans:
                 self._kineto.annotation(name, span)
             for one in found:
                 self._write(one)
-            self._kineto.synchronize(HostSpan(returned, done))
+            if ranges is not None:
+                returned = max(returned, *(span.end for _, span in spans))
+            self._kineto.synchronize(HostSpan(returned, max(returned + 1, done)))
         if self._facts.memory is not None:
             for event in memory_events(self._facts.memory, self._owner.rank, found):
                 self._kineto.memory(event.moment + BEGIN, *event[1:])
@@ -86,7 +91,7 @@ class RankFile:
     def _operator(self, one: Activity, operator: Operator) -> None:
         backward = operator.phase == "backward"
         gradients = self._gradients.get(operator.id, ())
-        whole = call_span(one)
+        whole = call_span(one, self._depth)
         span = HostSpan(whole.begin, whole.end - _ACCUMULATION * len(gradients), whole.thread)
         arguments = self._arguments.get(id(operator))
         if arguments is None:
@@ -111,7 +116,7 @@ class RankFile:
         shown = profiled(task, self._owner.rank, self._facts.groups, one.handle.received)
         waiting = whole_nanoseconds(one.handle.started or 0.0) - one.begin
         about = {**shown.arguments, "waiting_us": waiting / 1000} if waiting > 0 else shown.arguments
-        span, arguments = call_span(one), encoded(about)
+        span, arguments = call_span(one, self._depth), encoded(about)
         self._kineto.call(shown.call, span, f'"Fwd thread id": {int(span.thread == "backward")}')
         if shown.communicates:
             span = span.inner(MARGIN)

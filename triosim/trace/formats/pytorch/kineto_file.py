@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 from triosim.trace.autograd import ENGINE_PREFIX
 from triosim.trace.formats.pytorch.execution_trace import DTYPES
 from triosim.trace.trace import Tensor
-from triosim.units import as_microseconds
+from triosim.units import as_microseconds, slice_times
 
 WorkCategory = Literal["kernel", "gpu_memcpy", "gpu_memset"]
 #: A thread of the host: that of the script, and autograd's.
@@ -22,6 +22,8 @@ Thread = Literal["main", "backward"]
 
 #: Nanoseconds by which a wait begins before it is over.
 _BEFORE = 2000
+#: The stream by which the profiler names the whole device, and the track on which that is shown, below all streams.
+_DEVICE, _DEVICE_TRACK = -1, 10_000
 #: Process ids of hosts begin here, above all device numbers, which are the process ids of GPUs.
 FIRST_PROCESS = 100_000
 _TYPES = {dtype: name for name, dtype in reversed(DTYPES.items())}
@@ -95,6 +97,7 @@ class KinetoFile:
         self._host = FIRST_PROCESS + owner.rank
         self._threads: dict[Thread, int] = {"main": self._host, "backward": self._host + 1}
         self._used: set[Thread] = {"main"}
+        self._begins: dict[int, int] = {}  # of the first slice of each stream and thread
         self._calls = self._correlation = 0
         self._separator = ""
         properties = [{"id": owner.device, "name": owner.gpu}]
@@ -131,7 +134,7 @@ class KinetoFile:
     def synchronize(self, span: HostSpan) -> None:
         """Write that the host waits for the device until the end of the span."""
         self.runtime("cudaDeviceSynchronize", span)
-        self._synchronization("Context Sync", -1, span.begin, span.end, "")
+        self._synchronization("Context Sync", _DEVICE, span.begin, span.end, "")
 
     def record_event(self, stream: int, done: int, span: HostSpan) -> RecordedEvent:
         """Write that an event is recorded on a stream, after the work that was launched on it last, and is ``done``."""
@@ -169,9 +172,7 @@ class KinetoFile:
         more = f", {arguments}" if arguments else ""
         where = f'"pid": {self._owner.device}, "tid": {stream}'
         what = f'"ph": "X", "cat": "{category}", "name": {json.dumps(name)}, {where}'
-        self._event(
-            f'{what}, "ts": {as_microseconds(begin)}, "dur": {as_microseconds(end - begin)}, "args": {{{own}{more}}}'
-        )
+        self._event(f'{what}, {self._times(stream, begin, end)}, "args": {{{own}{more}}}')
         arrow = f'"cat": "ac2g", "name": "ac2g", "id": {self._correlation}'
         source = f'"pid": {self._host}, "tid": {self._threads[launch.thread]}, "ts": {as_microseconds(launch.begin)}'
         self._event(f'"ph": "s", {arrow}, {source}')
@@ -194,6 +195,8 @@ class KinetoFile:
         self._name_process(self._owner.device, f"{self._owner.gpu}", f"GPU {self._owner.device}", 5_000_000)
         for order, (stream, name) in enumerate(streams.items()):
             self._name_thread(self._owner.device, stream, f"stream {stream} {name}", order)
+        if _DEVICE_TRACK in self._begins:
+            self._name_thread(self._owner.device, _DEVICE_TRACK, "device", _DEVICE_TRACK)
         self._file.write(f'\n],\n"traceName": "rank-{self._owner.rank}.json"}}\n')
 
     # ---- events -------------------------------------------------------------------------------------------------
@@ -201,14 +204,18 @@ class KinetoFile:
     def _synchronization(self, name: str, stream: int, begin: int, end: int, awaited: str) -> None:
         """Write what the device knows of the runtime's last call, as the profiler does where it is asked for it."""
         own = f'"device": {self._owner.device}, "context": 1, "stream": {stream}, "correlation": {self._correlation}{awaited}'
-        what = f'"ph": "X", "cat": "cuda_sync", "name": "{name}", "pid": {self._owner.device}, "tid": {stream}'
-        self._event(f'{what}, {_times(begin, end)}, "args": {{{own}}}')
+        track = _DEVICE_TRACK if stream == _DEVICE else stream
+        what = f'"ph": "X", "cat": "cuda_sync", "name": "{name}", "pid": {self._owner.device}, "tid": {track}'
+        self._event(f'{what}, {self._times(track, begin, end)}, "args": {{{own}}}')
 
     def _host_slice(self, category: str, name: str, span: HostSpan, arguments: str) -> None:
         self._used.add(span.thread)
-        where = f'"pid": {self._host}, "tid": {self._threads[span.thread]}'
-        what = f'"ph": "X", "cat": "{category}", "name": {json.dumps(name)}, {where}'
-        self._event(f'{what}, {_times(span.begin, span.end)}, "args": {{{arguments}}}')
+        thread = self._threads[span.thread]
+        what = f'"ph": "X", "cat": "{category}", "name": {json.dumps(name)}, "pid": {self._host}, "tid": {thread}'
+        self._event(f'{what}, {self._times(thread, span.begin, span.end)}, "args": {{{arguments}}}')
+
+    def _times(self, track: int, begin: int, end: int) -> str:
+        return slice_times(begin, end, self._begins.setdefault(track, begin))
 
     def _name_process(self, process: int, name: str, label: str, order: int) -> None:
         for kind, value in (("name", name), ("labels", label), ("sort_index", order)):
@@ -253,7 +260,3 @@ def category_of(kernels: Sequence[str]) -> WorkCategory:
     if kernels and all(name.startswith("Memset") for name in kernels):
         return "gpu_memset"
     return "kernel"
-
-
-def _times(begin: int, end: int) -> str:
-    return f'"ts": {as_microseconds(begin)}, "dur": {as_microseconds(end - begin)}'
