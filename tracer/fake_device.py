@@ -41,6 +41,7 @@ from triosim.tracer.distributed.rank_exchange import RankExchange
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.memory.cuda_memory import LimitedAllocator
 from triosim.tracer.patches import Patches, only_capture
+from triosim.tracer.programs import started_programs
 from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of
 from triosim.tracer.recorder.recorder import Recorder
@@ -138,6 +139,8 @@ class FakeDevice:
         saved_tensors.install(patches, recorder, self._files)
         exchange = RankExchange(self.rank, self._messages)
         distributed_checkpoints.install(patches, exchange)
+        if self._files is not None:
+            started_programs.install(patches, self._files)
         nvidia_smi.install(patches)
         cuda_profiler.install(patches)
         if self._files is not None:

@@ -9,11 +9,10 @@ import importlib
 import inspect
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial, wraps
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Iterator, Mapping
+from functools import wraps
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -29,13 +28,10 @@ from triosim.tracer.contents import storage_contents
 from triosim.tracer.device import addresses
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder
+from triosim.tracer.surroundings.after_imports import AfterImport, AfterImports
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 _torchvision: list[Any] = []
-
-
-#: Returns the patches of a module that the script imports.
-AfterImport = Callable[[ModuleType], list[Patch]]
 
 
 def install(
@@ -44,9 +40,7 @@ def install(
     """Replace what needs a GPU, worker processes or data, until the patches are undone; and parts of ``libraries``."""
     patches.make(_patches(recorder, fake_mode))
     own = {"transformers.utils.import_utils": _not_fake, "torch.distributed.checkpoint._state_dict_stager": _staged}
-    finder: Any = _AfterImports(patches, {**own, **libraries})
-    sys.meta_path.insert(0, finder)
-    patches.callback(partial(sys.meta_path.remove, finder))
+    AfterImports(patches, {**own, **libraries}, {"torchvision": complete_torchvision}).install()
     for module in (importlib.import_module("torch.optim.optimizer"), torch.utils._foreach_utils):
         patches.add(module, "_foreach_supported_types", FakeTensor)  # or optimizers take each parameter by itself
     swap = torch.__future__.get_swap_module_params_on_conversion()
@@ -60,33 +54,6 @@ def install(
             Patch(sharded, "reset_sharded_param", _loaded_with(sharded.reset_sharded_param, swap)),
         ]
     )
-
-
-class _AfterImports:
-    """An import hook that completes torchvision, and patches each of some modules as soon as it is imported."""
-
-    def __init__(self, patches: Patches, modules: Mapping[str, AfterImport]) -> None:
-        self._patches = patches
-        self._modules = modules
-        for name in modules.keys() & sys.modules.keys():
-            patches.make(modules[name](sys.modules[name]))
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of a module that is patched after its import, otherwise nothing."""
-        if name == "torchvision":
-            complete_torchvision()
-        found = PathFinder.find_spec(name, path) if name in self._modules else None
-        if found is None or found.loader is None:
-            return None
-        loader: Any = found.loader
-        run = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            self._patches.make(self._modules[name](module))
-
-        loader.exec_module = exec_module
-        return found
 
 
 def _not_fake(module: ModuleType) -> list[Patch]:

@@ -44,7 +44,8 @@ class FileOverlay:
 
     def __init__(self, folder: str | os.PathLike[str], shared: tuple[str | os.PathLike[str], ...] = ()) -> None:
         self.folder = os.path.realpath(folder)
-        self.written = (self.folder, *(os.path.realpath(one) for one in shared), *OF_THE_SYSTEM)
+        self.folders = (self.folder, *(os.path.realpath(one) for one in shared))
+        self.written = (*self.folders, *OF_THE_SYSTEM)
         self._below = tuple(f"{one}{os.sep}" for one in self.written)
         self._state = threading.local()
         os.makedirs(self.folder, exist_ok=True)

@@ -10,8 +10,6 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote
 
-import torch
-
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
@@ -23,8 +21,7 @@ _ARGUMENT_URI = 6  # of sqlite3.connect, after the path
 
 
 def install(patches: Patches, files: FileOverlay) -> None:
-    """Let PyTorch's C++, and the program that wandb starts, open files of the overlay until the patches are undone."""
-    patches.make(_of_torch(files))
+    """Let the program that wandb starts write into the overlay until the patches are undone."""
     for name, folder in _FOLDERS.items():
         place = files.to_write(os.path.abspath(os.path.expanduser(os.environ.get(name, folder))))
         os.makedirs(place, exist_ok=True)
@@ -34,6 +31,7 @@ def install(patches: Patches, files: FileOverlay) -> None:
 def after_import(files: FileOverlay) -> dict[str, Callable[[ModuleType], list[Patch]]]:
     """Return functions that make the patches of further modules, by their names."""
     return {
+        "torch": lambda module: list(_of_torch(module, files)),
         "sqlite3": lambda module: list(_of_sqlite(module, files)),
         "h5py._hl.files": lambda module: [_of_hdf5(module.File, files)],
         "wandb": lambda module: [_of_wandb(module, files)],
@@ -41,7 +39,7 @@ def after_import(files: FileOverlay) -> dict[str, Callable[[ModuleType], list[Pa
     }
 
 
-def _of_torch(files: FileOverlay) -> Iterator[Patch]:
+def _of_torch(torch: Any, files: FileOverlay) -> Iterator[Patch]:
     yield Patch(torch._C, "PyTorchFileReader", _placed(torch._C.PyTorchFileReader, files.to_read))
     yield Patch(torch._C, "PyTorchFileWriter", _placed(torch._C.PyTorchFileWriter, files.to_write))
     for owner in (torch.jit.RecursiveScriptModule, torch._C.ScriptModule, torch._C.ScriptFunction):

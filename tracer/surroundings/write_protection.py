@@ -1,7 +1,7 @@
 """Lets the kernel refuse what would change files outside an overlay: Landlock, in Linux 5.19 and later.
 
-Functions that are replaced do not reach libraries that open files by themselves, nor programs that the script starts. They get
-"Permission denied" where they would change a file that existed. (https://docs.kernel.org/userspace-api/landlock.html)
+Functions that are replaced do not reach libraries that open files by themselves. They get "Permission denied" where they would
+change a file that existed; so do programs that are started, where they cannot be watched. (https://docs.kernel.org/userspace-api/landlock.html)
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def refusal(error: BaseException) -> str | None:
     if not any(_is_refusal(one) for one in _causes(error)):
         return None
     return (
-        "files outside --files are only read in a run: what opens files by itself, such as a library in C or a program "
-        "that the script starts, may write below --files and the temporary folder (TMPDIR) alone"
+        "files outside --files are only read in a run: what opens files by itself, such as a library in C, may write below "
+        "--files and the temporary folder (TMPDIR) alone"
     )
 
 

@@ -7,6 +7,7 @@ import ctypes
 import io
 import math
 import multiprocessing
+import multiprocessing.util
 import os
 import random
 import signal
@@ -60,6 +61,8 @@ def run_rank(job: LiveJob, rank: int, like: Sequence[int], connection: Connectio
     configured: Any = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     configured.update(daemon=False, tempdir=folder)  # a script may start processes, whose sockets need short paths
     atexit._clear()
+    ends: Any = multiprocessing.util
+    atexit.register(ends._exit_function)  # the script's own processes end, and what they share
     feed = TaskFeed(connection)
     os.register_at_fork(after_in_child=feed.detach)
     steps = _Steps(feed, job.steps)
