@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 
 import torch
 import torch._dynamo
@@ -39,6 +38,7 @@ from triosim.tracer.distributed import data_parallel, fake_world, refused_calls,
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_exchange import RankExchange
 from triosim.tracer.distributed.rank_messages import RankMessages
+from triosim.tracer.frameworks import adapters
 from triosim.tracer.memory.cuda_memory import LimitedAllocator
 from triosim.tracer.patches import Patches, only_capture
 from triosim.tracer.programs import started_programs
@@ -98,14 +98,17 @@ class FakeDevice:
         self._launched = launched
         self.traces: list[Trace] = []
         self.recorder = Recorder()
-        self._stack = ExitStack()
+        self._stack = Patches()
 
     def __enter__(self) -> FakeDevice:
         check_version()
-        with Patches() as patches:
-            patches.enter_context(only_capture())
-            self._install(patches)
-            self._stack = patches.pop_all()
+        self._stack = Patches()  # what the script imports later is patched, and restored, too
+        try:
+            self._stack.enter_context(only_capture())
+            self._install(self._stack)
+        except BaseException:
+            self._stack.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,6 +133,7 @@ class FakeDevice:
         after_imports = {
             "triton.runtime": triton_kernels.patches_after_import(mode, self.gpu),
             "pynvml": nvml.patches_after_import,
+            **adapters.after_imports(),
             "safetensors": safetensors_files.after_import(self._files),
             **({} if self._files is None else native_libraries.after_import(self._files)),
         }

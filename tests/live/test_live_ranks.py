@@ -121,6 +121,18 @@ def test_a_barrier_holds_the_processes_of_ranks(tmp_path: Path, call: str) -> No
     assert sorted(done.stdout.splitlines()) == expected
 
 
+def test_a_lock_on_a_file_is_waited_for_in_real_time(tmp_path: Path) -> None:
+    """As ``datasets`` and ``huggingface_hub`` do: how long a rank asks again and again is no simulated time."""
+    script = """
+import filelock, threading
+with filelock.FileLock("the.lock", poll_interval=0.05):
+    threading.Event().wait(0.5)
+print(rank, f"{time.perf_counter():.2f}")
+"""
+    done = run(tmp_path, SETUP + script, "--world", "3", "--ranks", "all", "-q")
+    assert sorted(done.stdout.splitlines()) == ["0 0.00", "1 0.00", "2 0.00"], done.stderr
+
+
 def test_the_terminal_shows_the_ranks_that_are_asked_for(tmp_path: Path) -> None:
     done = run(tmp_path, STRAGGLER, "--world", "4", "-q", "--ranks", "all", "--print-ranks", "2")
     assert re.findall(r"rank (\d) step (\d)", done.stdout) == [("2", str(step)) for step in range(4)]

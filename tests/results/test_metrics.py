@@ -180,6 +180,17 @@ def test_tokens_are_what_is_looked_up() -> None:
     assert found.samples_per_s_per_gpu == pytest.approx(2 / result.step_time_s)
 
 
+def test_tokens_of_micro_batches_are_those_of_all_calls_of_the_table() -> None:
+    """Of a step of two micro-batches of one sample each, captured without joining them."""
+    trace = traces.transformer(batch=2, tokens=8)
+    (lookup,) = (one for one in trace.operators if one.name == "aten::embedding" and one.phase == "forward")
+    halves = [replace(one, shape=(1, 8)) if one.shape == (2, 8) else one for one in lookup.inputs]
+    calls = tuple(replace(lookup, inputs=tuple(halves)) for _ in range(2))
+    others = tuple(one for one in trace.operators if one is not lookup)
+    assert tokens_of(replace(trace, operators=(*calls, *others))) == 8
+    assert tokens_of(replace(trace, operators=(*calls[:1], *others))) is None  # half of the samples are elsewhere
+
+
 def test_tokens_can_be_said_and_pictures_have_none() -> None:
     assert tokens_of(traces.convnet()) is None
     assert simulate(traces.convnet(), "single", gpus=1).metrics.tokens_per_s is None

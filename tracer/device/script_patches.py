@@ -39,7 +39,7 @@ def install(
 ) -> None:
     """Replace what needs a GPU, worker processes or data, until the patches are undone; and parts of ``libraries``."""
     patches.make(_patches(recorder, fake_mode))
-    own = {"transformers.utils.import_utils": _not_fake, "torch.distributed.checkpoint._state_dict_stager": _staged}
+    own = {"torch.distributed.checkpoint._state_dict_stager": _staged}
     AfterImports(patches, {**own, **libraries}, {"torchvision": complete_torchvision}).install()
     for module in (importlib.import_module("torch.optim.optimizer"), torch.utils._foreach_utils):
         patches.add(module, "_foreach_supported_types", FakeTensor)  # or optimizers take each parameter by itself
@@ -54,11 +54,6 @@ def install(
             Patch(sharded, "reset_sharded_param", _loaded_with(sharded.reset_sharded_param, swap)),
         ]
     )
-
-
-def _not_fake(module: ModuleType) -> list[Patch]:
-    """Tell transformers that no tensor is fake: it takes them for a sign of compilation, and then materialises masks."""
-    return [Patch(module, "is_fake_tensor", lambda x: False, missing="leave")]
 
 
 def _staged(module: ModuleType) -> list[Patch]:
@@ -186,6 +181,7 @@ def _loader(recorder: Recorder) -> Any:
     original = DataLoader.__init__
     signature = inspect.signature(original)
 
+    @wraps(original)  # Lightning makes a loader anew from its signature
     def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
         given = signature.bind(*args, **kwargs).arguments
         if given.get("num_workers"):

@@ -28,7 +28,7 @@ from triosim.results.exposure import by_axis
 from triosim.results.finished_run import FinishedRun, MetricOptions
 from triosim.results.operator_columns import Floats, OperatorColumns, added
 from triosim.results.values import AxisTraffic, CollectiveTimes, ExposedShare, Metrics, RankTimes
-from triosim.trace import Operator, Trace
+from triosim.trace import Operator, Tensor, Trace
 
 #: The kinds of operators whose FLOPs count; a recurrent layer is mostly matrix products.
 COUNTED: tuple[Kind, ...] = ("product", "convolution", "attention", "recurrent")
@@ -123,15 +123,17 @@ def axis_traffic(collectives: Iterable[CollectiveTimes], exposed: Iterable[Expos
 
 
 def tokens_of(trace: Trace) -> float | None:
-    """Return the tokens of a sample: its indices into an embedding table; None without any."""
-    fed = [
-        tensor.numel / trace.batch_size
-        for operator in trace.operators
-        if operator.phase == "forward" and kind_of(features.base_name(operator.name)) == "embedding"
-        for tensor in operator.inputs
-        if tensor.category == "input" and "int" in tensor.dtype and tensor.shape[:1] == (trace.batch_size,)
-    ]
-    return max(fed, default=None)
+    """Return the tokens of a sample: its indices into an embedding table; None without any.
+
+    A table counts that is given each sample of the step once, in one call or in those of several micro-batches.
+    """
+    fed: dict[str, list[Tensor]] = {}
+    for operator in trace.operators:
+        if operator.phase == "forward" and kind_of(features.base_name(operator.name)) == "embedding":
+            found = [one for one in operator.inputs if one.category == "input" and "int" in one.dtype and one.shape]
+            fed.setdefault(operator.layer, []).extend(found)
+    each_once = [given for given in fed.values() if sum(one.shape[0] for one in given) == trace.batch_size]
+    return max((sum(one.numel for one in given) / trace.batch_size for given in each_once), default=None)
 
 
 def model_flops(work: Iterable[tuple[Trace, float]], gpu: Gpu | None, *, training: bool = True) -> dict[str, float]:

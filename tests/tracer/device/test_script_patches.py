@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import importlib  # noqa: E402
+import inspect  # noqa: E402
 import warnings  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -185,6 +186,13 @@ def test_loaders_and_checkpoints_of_the_script_are_left_out_and_said() -> None:
     for what in ("3 processes are not started", "writes nothing", "reads a tensor's value"):
         assert what in said
     assert capture.trace.batch_size == 16
+
+
+def test_a_loader_keeps_its_signature() -> None:
+    """Lightning makes a loader anew, with a sampler for each rank, from what the signature names."""
+    expected = inspect.signature(DataLoader.__init__)
+    with FakeDevice("H100-SXM"):
+        assert inspect.signature(DataLoader.__init__) == expected
 
 
 @pytest.mark.parametrize("on_host", [True, False])
