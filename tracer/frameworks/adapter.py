@@ -1,4 +1,4 @@
-"""What an adapter of a framework is."""
+"""Describes an adapter: what it patches in a framework, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All adapters: of which framework, for which version of it, and why."""
+"""Lists all adapters of frameworks, by the module after whose import each is made."""
 
 from __future__ import annotations
 

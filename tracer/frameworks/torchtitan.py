@@ -1,4 +1,4 @@
-"""Adapters of torchtitan."""
+"""Adapters of torchtitan: what it calls of a PyTorch that is not released yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters of Hugging Face's transformers."""
+"""Adapters of Hugging Face transformers: how it decides about attention masks."""
 
 from __future__ import annotations
 
