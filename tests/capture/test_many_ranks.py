@@ -61,10 +61,34 @@ for step in range(2):
 )
 
 
+#: Parameters of 20 and 24 rows, sharded over more ranks than that.
+UNEVEN = (
+    HEAD
+    + """
+from torch.distributed.fsdp import fully_shard
+model = nn.Sequential(nn.Linear(32, 24), nn.Linear(24, 20)).cuda()
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    model(torch.randn(8, 32, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+)
+
+
 def written(folder: Path, text: str, **values: object) -> Path:
     path = folder / "train.py"
     path.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()) + text, encoding="utf-8")
     return path
+
+
+def test_where_shards_become_smaller_ranks_are_compared_first(tmp_path: Path) -> None:
+    """Rather than by bisection, which compares ten ranks to find two borders among 32."""
+    capture = capture_ranks(written(tmp_path, UNEVEN), world=32)
+    assert capture.streams.like == (0,) * 20 + (20,) * 4 + (24,) * 8
+    assert capture.compared == (0, 1, 19, 20, 23, 24, 31)
 
 
 def test_ranks_that_do_the_same_are_captured_once_and_all_run(tmp_path: Path) -> None:

@@ -83,15 +83,19 @@ def install(
 
 
 def set_environment(patches: Patches, rank: int, world: int, local: int) -> None:
-    """Set what ``torchrun`` sets for a rank, until the patches are undone."""
-    before = dict(os.environ)
+    """Set what ``torchrun`` sets for a rank, until the patches are undone; of several on a machine, each has one thread."""
+    before, threads = dict(os.environ), torch.get_num_threads()
 
     def undo() -> None:
         os.environ.clear()
         os.environ.update(before)
+        torch.set_num_threads(threads)
 
     patches.callback(undo)
     os.environ.update(environment(rank, world, local))
+    if local > 1 and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
 
 
 def _leave_groups() -> None:

@@ -171,13 +171,20 @@ def _coordinates(axes: Sequence[Groups], world: int) -> list[tuple[int, ...]]:
 
 
 def _equivalent_positions(pool: RankPool, axis: Groups) -> list[int]:
-    """Return for each position along an axis the first one that runs the same, by bisection between positions that differ."""
+    """Return for each position along an axis the first one that runs the same, by bisection between positions that differ.
+
+    Positions where shards become smaller are where ranks most likely begin to differ: between them it looks first.
+    """
     group = next(group for group in axis if 0 in group)
     last = len(group) - 1
     found = list(range(len(group)))
-    ranges = [(0, 0), (min(1, last), last)]  # rank 0 apart
     if _same(pool, group, 0, last):
         ranges = [(0, last)]
+    else:
+        starts = [0, 1, *pool.summaries([group[0]])[0].uneven.get(len(group), ())]  # rank 0 apart
+        starts = sorted({start for start in starts if start <= last})
+        ranges = list(zip(starts, [*[start - 1 for start in starts[1:]], last], strict=True))
+    borders = [start for start, _ in ranges if start]
     while ranges:
         pool.summaries(dict.fromkeys(group[position] for ends in ranges for position in ends))
         halves = []
@@ -188,6 +195,9 @@ def _equivalent_positions(pool: RankPool, axis: Groups) -> list[int]:
                 middle = (start + end) // 2
                 halves += [(start, middle), (middle, end)]
         ranges = halves
+    for border in borders:
+        if _same(pool, group, border - 1, border):
+            found = [found[border - 1] if one == found[border] else one for one in found]
     return found
 
 

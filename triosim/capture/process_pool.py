@@ -56,12 +56,14 @@ class CaptureJob:
 class RankSummary:
     """The step that a rank runs, as a ``digest`` that is equal for ranks that run the same, and its process groups by axis.
 
-    ``data_parallel`` are the names of the axes over which gradients are reduced.
+    ``data_parallel`` are the names of the axes over which gradients are reduced. ``uneven`` are, by the size of an axis, the
+    positions along it where shards of parameters become smaller.
     """
 
     digest: str
     groups: dict[str, tuple[tuple[int, ...], ...]]
     data_parallel: frozenset[str]
+    uneven: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

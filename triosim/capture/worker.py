@@ -14,6 +14,7 @@ from triosim.capture.process_pool import CaptureJob, RankSummary
 from triosim.errors import CaptureError, TriosimError
 from triosim.trace import Trace
 from triosim.tracer.distributed.rank_messages import RankMessages
+from triosim.tracer.distributed.uneven_shards import uneven_positions
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.script_runner import run_script
 from triosim.tracer.surroundings import write_protection
@@ -64,8 +65,9 @@ def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) 
         if not device.traces:
             device.step_ends(0, observed)
         trace, groups = device.traces[0], device.groups
+        uneven = {} if observed.model is None else uneven_positions(observed.model.parameters())
     assert groups is not None
-    return trace, RankSummary(digest(trace), groups.groups, frozenset(groups.data_parallel))
+    return trace, RankSummary(digest(trace), groups.groups, frozenset(groups.data_parallel), uneven)
 
 
 def _hide_output(file: Path) -> None:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from triosim.errors import OptionError  # noqa: E402
 from triosim.trace import Communication, Trace  # noqa: E402
-from triosim.tracer.fake_device import fake_capture  # noqa: E402
+from triosim.tracer.fake_device import FakeDevice, fake_capture  # noqa: E402
 
 WIDTH, HIDDEN, BATCH, LAYERS = 16, 64, 8, 3
 BYTES = 4  # of a float32
@@ -501,3 +501,20 @@ def test_python_objects_are_told_to_oneself() -> None:
 def test_a_rank_beyond_the_world_is_refused() -> None:
     with pytest.raises(OptionError, match="no rank 4 in a world of 4"):
         fake_capture("H100-SXM", world=4, rank=4)
+
+
+@pytest.mark.parametrize(("devices", "asked", "threads"), [(2, None, 1), (2, "3", 2), (1, None, 2)])
+def test_as_under_torchrun_ranks_of_one_machine_have_one_thread_each(
+    devices: int, asked: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many ranks with as many threads as processors would wait for each other's threads."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with FakeDevice("H100-SXM", world=2, devices=devices):
+        assert torch.get_num_threads() == threads
+        assert os.environ.get("OMP_NUM_THREADS") == (asked or ("1" if devices > 1 else None))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
