@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import mlp
+from traces import mlp, transformer
 
 import triosim
 from triosim import cli, save_trace
 from triosim.reports.page.recorded import recorded
+from triosim.reports.pictures.memory_plot import write_memory_plot
 from triosim.results.result import Result
 from triosim.units import format_time
 
@@ -206,3 +207,18 @@ def test_a_search_has_a_page_of_its_answer(tmp_path: Path) -> None:
     (steps,) = values_of(page)["bars"]
     assert [sum(row["values"]) for row in steps["rows"]] == pytest.approx([row["step_time_s"] for row in found["top"]])
     assert found["best"]["command"] in page.read_text(encoding="utf-8").replace("&#x27;", "'").replace("&quot;", '"')
+
+
+def test_a_category_of_memory_has_one_colour_in_pictures_and_pages(tmp_path: Path) -> None:
+    """Each that a step has is told from the others; the picture and the page take them from one table."""
+    run = triosim.simulate(transformer(), timeline=True)
+    run.save_report(tmp_path / "report.html")
+    values = values_of(tmp_path / "report.html")
+    colours = values["category_colours"]
+    assert len(set(colours.values())) == len(colours)
+    assert set(values["memory_curve"]["categories"]) <= set(colours)
+    assert run.memory is not None
+    write_memory_plot(run.memory.report(0), tmp_path / "memory.svg")
+    drawn = (tmp_path / "memory.svg").read_text(encoding="utf-8").lower()
+    for category in values["memory_curve"]["categories"]:
+        assert colours[category].lower() in drawn

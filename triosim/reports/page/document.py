@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 
 from triosim.errors import OutputError, printable
 from triosim.output_files import PathLike, writing_text
+from triosim.reports.category_colours import CATEGORY_COLOURS
 from triosim.reports.files.html import html_table
 
 MOST_ROWS = 30  # of a table
+#: By the names that pages give the categories of memory.
+_COLOURS = {name.replace("_", " "): colour for name, colour in CATEGORY_COLOURS.items()}
 
 
 class Section(NamedTuple):
@@ -40,6 +43,7 @@ class Document:
 
     def write(self, path: PathLike) -> None:
         """Write the page as one HTML file."""
+        values = {"category_colours": _COLOURS, **self.values}
         page = Template(_asset("page.html")).substitute(
             title=text(self.title),
             sentence=text(self.sentence),
@@ -47,7 +51,7 @@ class Document:
             sections="\n".join(
                 f'<section id="{one.anchor}"><h2>{one.heading}</h2>{one.body}</section>' for one in self.sections
             ),
-            data=json.dumps(self.values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+            data=json.dumps(values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
             style=_asset("page.css"),
             library=_asset("echarts.min.js"),
             script=_asset("page.js"),

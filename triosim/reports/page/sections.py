@@ -72,7 +72,8 @@ def _timeline(page: Mapping[str, Any]) -> str:
             "<p>This result holds no timeline: simulate with <code>--report</code>, or with <code>--record</code>.</p>"
         )
     left_out = page["timeline"]["ranks_left_out"]
-    more = f"<p>{left_out} GPUs are left out: their slices would make the page too slow.</p>" if left_out else ""
+    many = "1 GPU is left out: its" if left_out == 1 else f"{left_out} GPUs are left out: their"
+    more = f"<p>{many} slices would make the page too slow.</p>" if left_out else ""
     buttons = "".join(
         f'<button id="{anchor}" type="button" title="{title}">{label}</button>'
         for anchor, label, title in (

@@ -1,7 +1,4 @@
-"""A picture of a step's memory: the live tensors by category over its operators, and what the allocator reserves.
-
-Colours are Paul Tol's "bright" and "muted" schemes, which people who are colour-blind can tell apart.
-"""
+"""A picture of a step's memory: the live tensors by category over its operators, and what the allocator reserves."""
 
 from __future__ import annotations
 
@@ -13,21 +10,9 @@ import numpy as np
 
 from triosim.memory import MemoryReport
 from triosim.output_files import PathLike
+from triosim.reports.category_colours import CATEGORY_COLOURS
 from triosim.reports.pictures.plot import new_figure, save_figure
 from triosim.reports.terminal.memory_table import size
-
-COLOURS = {
-    "parameter": "#4477AA",
-    "buffer": "#332288",
-    "optimizer_state": "#228833",
-    "gradient": "#CCBB44",
-    "input": "#AA3377",
-    "activation": "#66CCEE",
-    "output": "#44AA99",
-    "temporary": "#EE6677",
-    "communication": "#EE8866",
-    "workspace": "#BBBBBB",
-}
 
 
 def write_memory_plot(report: MemoryReport, path: PathLike, rank: int | None = None) -> None:
@@ -43,7 +28,7 @@ def write_memory_plot(report: MemoryReport, path: PathLike, rank: int | None = N
         events,
         [values for _, values in shown],
         labels=[_label(name, values, report.peak_live / scale) for name, values in shown],
-        colors=[COLOURS[name] for name, _ in shown],
+        colors=[CATEGORY_COLOURS[name] for name, _ in shown],
         linewidth=0,
         step="post",
     )

@@ -6,9 +6,9 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const charts = [];
 
 const units = [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]];
-function seconds(value) {
+function seconds(value, digits = 3) {
   const [scale, unit] = units.find(([size]) => Math.abs(value) >= size) || [1e-9, "ns"];
-  return value === 0 ? "0 s" : `${Number((value / scale).toPrecision(3))} ${unit}`;
+  return value === 0 ? "0 s" : `${Number((value / scale).toPrecision(digits))} ${unit}`;
 }
 function bytes(value) {
   const power = value > 0 ? Math.min(4, Math.floor(Math.log2(value) / 10)) : 0;
@@ -62,7 +62,7 @@ function unpacked(track) {
     ends[index] = now + track.lasts[index];
   }
   const waits = new Map(track.waits.map(([slice, lasts, rank]) => [slice, { lasts, rank }]));
-  return { label: track.label, starts, ends, whats: track.whats, waits };
+  return { label: track.label, starts, ends, whats: Uint32Array.from(track.whats), waits };
 }
 
 // Return the index of the first slice that ends after a time.
@@ -75,10 +75,34 @@ function firstAfter(ends, time) {
   return low;
 }
 
+// Many rectangles, or lines with arrow heads, of one colour: one path each, which a canvas fills at once.
+echarts.graphic.registerShape("rectangles", echarts.graphic.extendShape({ shape: { all: [] },
+  buildPath(path, { all }) { for (const [x, y, width, height] of all) path.rect(x, y, width, height); } }));
+echarts.graphic.registerShape("lines", echarts.graphic.extendShape({ shape: { all: [] },
+  buildPath(path, { all }) {
+    for (const [from, to] of all) {
+      path.moveTo(...from);
+      path.lineTo(...to);
+    }
+  } }));
+echarts.graphic.registerShape("heads", echarts.graphic.extendShape({ shape: { all: [] },
+  buildPath(path, { all }) {
+    const size = 6;
+    for (const [from, to] of all) {
+      const lean = Math.atan2(to[1] - from[1], to[0] - from[0]);
+      path.moveTo(...to);
+      for (const turn of [0.4, -0.4]) path.lineTo(to[0] - size * Math.cos(lean + turn), to[1] - size * Math.sin(lean + turn));
+      path.closePath();
+    }
+  } }));
+
+const MOST_NAMES = 400, MOST_ARROWS = 400;
+
 class Timeline {
   constructor(recorded) {
     this.end = recorded.end_ns;
     this.whats = recorded.whats;
+    this.kinds = this.whats.map(([, kind]) => (kind in KINDS ? kind : "other"));
     this.tracks = recorded.tracks.map(unpacked);
     this.arrows = recorded.arrows;
     this.range = [0, this.end];
@@ -87,17 +111,27 @@ class Timeline {
     this.at = -1;
     this.box = document.getElementById("timeline");
     this.height = Math.min(900, 70 + 24 * this.tracks.length);
-    this.waiting = false;
+    this.pointer = [0, 0];
+    this.view = null;
     this.made = addChart("timeline", this.height, (chart) => this.draw(chart));
     this.listen();
   }
 
-  // What is seen: slices narrower than a pixel are taken together, so that a million of them draw as quickly as a thousand.
-  visible() {
-    const [from, to] = this.range, pixel = (to - from) / Math.max(200, this.box.clientWidth - 160);
-    const items = [];
+  // Return where times and tracks are in the picture: `x` of a time, and the `middle` of each track.
+  viewOf(area, api) {
+    const [left] = api.coord([0, 0]), [right] = api.coord([this.end, 0]), scale = (right - left) / this.end;
+    const middles = this.tracks.map((_, row) => api.coord([0, row])[1]);
+    return { area, scale, left, middles, thick: Math.min(18, 0.8 * api.size([0, 1])[1]),
+      from: (area.x - left) / scale, to: (area.x + area.width - left) / scale };
+  }
+
+  // Call `use` with each rectangle that is seen: slices narrower than a pixel are taken together, so that a million of them
+  // draw as quickly as a thousand.
+  eachSeen(view, use) {
+    const { from, to, scale, left, area, thick } = view, pixel = 1 / scale;
     this.tracks.forEach((track, row) => {
-      const { starts, ends, whats } = track;
+      const { starts, ends } = track, top = view.middles[row] - thick / 2;
+      if (top < area.y - 1 || top + thick > area.y + area.height + 1) return;
       let index = firstAfter(ends, from);
       while (index < starts.length && starts[index] < to) {
         const first = index, start = starts[index];
@@ -105,12 +139,12 @@ class Timeline {
         if (end - start < 1.5 * pixel) {
           while (index + 1 < starts.length && ends[index + 1] - start < 2 * pixel) end = ends[++index];
         }
-        const several = index - first + 1;
-        items.push([row, start, Math.max(end, start + pixel / 2), first, several, this.isMatch(row, first, index) ? 1 : 0]);
+        const x = Math.max(area.x, left + start * scale), until = Math.min(area.x + area.width, left + end * scale);
+        const width = until - x;
+        use(row, first, index, [x, top, width > 4 ? width - 1 : Math.max(1, width), thick]); // with a gap, where there is room
         index++;
       }
     });
-    return items;
   }
 
   isMatch(row, first, last) {
@@ -119,50 +153,48 @@ class Timeline {
     return false;
   }
 
-  colour(row, slice, several) {
-    const kinds = this.whats, track = this.tracks[row];
-    const kind = kinds[track.whats[slice]][1];
-    if (several > 1 && kinds[track.whats[slice + several - 1]][1] !== kind) return KINDS.several;
-    return KINDS[kind] || KINDS.other;
+  // Return all that is seen as a few parts, one for each colour; always the same ones, since ECharts changes them in place.
+  picture(params, api) {
+    const view = this.view = this.viewOf(params.coordSys, api), { area, scale, left } = view;
+    const clear = {}, pale = {}, names = [];
+    for (const kind of Object.keys(KINDS)) [clear[kind], pale[kind]] = [[], []];
+    this.eachSeen(view, (row, first, last, box) => {
+      const { whats, waits, starts } = this.tracks[row], kind = this.kinds[whats[first]];
+      const colours = this.isMatch(row, first, last) ? clear : pale;
+      colours[last > first && this.kinds[whats[last]] !== kind ? "several" : kind].push(box);
+      if (last > first) return;
+      const wait = waits.get(first);
+      if (wait) {
+        const until = Math.min(left + (starts[first] + wait.lasts) * scale, area.x + area.width);
+        if (until > box[0]) colours.waiting.push([box[0], box[1], until - box[0], box[3]]);
+      }
+      if (box[2] >= 40 && names.length < MOST_NAMES) names.push([this.whats[whats[first]][0], box]);
+    });
+    const arrows = this.seenArrows(view);
+    const parts = Object.keys(KINDS).flatMap((kind) => [[clear, 1], [pale, 0.15]].map(([colours, opacity]) => ({ type: "rectangles",
+      silent: true, shape: { all: colours[kind] }, style: { fill: KINDS[kind], opacity }, z2: kind === "waiting" ? 2 : 1 })));
+    const labels = names.map(([text, [x, y, width, height]]) => ({ type: "text", silent: true, x: x + 3, y: y + height / 2, z2: 3,
+      style: { text, fill: "#10151a", fontSize: 10, width: width - 6, overflow: "truncate", verticalAlign: "middle" } }));
+    return { type: "group", children: [
+      { type: "rect", shape: { ...area }, style: { fill: "transparent" } }, // is what the pointer is over
+      { type: "group", silent: true, children: parts },
+      { type: "group", silent: true, $mergeChildren: false, children: labels },
+      { type: "lines", silent: true, shape: { all: arrows }, style: { stroke: ink(), lineWidth: 1, opacity: 0.7, fill: null }, z2: 4 },
+      { type: "heads", silent: true, shape: { all: arrows }, style: { fill: ink(), opacity: 0.7 }, z2: 4 }] };
   }
 
-  rectangle(params, api) {
-    const row = api.value(0), slice = api.value(3), several = api.value(4);
-    const [left, middle] = api.coord([api.value(1), row]), [right] = api.coord([api.value(2), row]);
-    const thick = Math.min(18, 0.8 * api.size([0, 1])[1]), area = params.coordSys;
-    const shape = echarts.graphic.clipRectByRect({ x: left, y: middle - thick / 2, width: Math.max(1, right - left), height: thick },
-      { x: area.x, y: area.y, width: area.width, height: area.height });
-    if (!shape) return;
-    const name = several > 1 || shape.width < 40 ? "" : this.whats[this.tracks[row].whats[slice]][0];
-    const wait = several > 1 ? undefined : this.tracks[row].waits.get(slice), opacity = api.value(5) ? 1 : 0.15;
-    const until = wait ? Math.min(api.coord([api.value(1) + wait.lasts, row])[0], area.x + area.width) : shape.x;
-    const label = { style: { text: name, fill: "#10151a", fontSize: 10, width: shape.width - 6, overflow: "truncate" } };
-    return { type: "group", children: [ // always the same parts, since ECharts changes them in place
-      { type: "rect", shape, style: { fill: this.colour(row, slice, several), opacity }, textContent: label,
-        textConfig: { position: "insideLeft" } },
-      { type: "rect", silent: true, shape: { ...shape, width: Math.max(0, until - shape.x) }, style: { fill: KINDS.waiting, opacity } }] };
-  }
-
-  arrow(params, api) {
-    const [a, b] = [api.coord([api.value(0), api.value(1)]), api.coord([api.value(2), api.value(3)])];
-    const lean = Math.atan2(b[1] - a[1], b[0] - a[0]), head = 6;
-    const tip = [0.4, -0.4].map((turn) => [b[0] - head * Math.cos(lean + turn), b[1] - head * Math.sin(lean + turn)]);
-    return { type: "group", silent: true, children: [
-      { type: "line", shape: { x1: a[0], y1: a[1], x2: b[0], y2: b[1] }, style: { stroke: ink(), lineWidth: 1, opacity: 0.7 } },
-      { type: "polygon", shape: { points: [b, ...tip] }, style: { fill: ink(), opacity: 0.7 } }] };
-  }
-
-  seenArrows() {
-    const [from, to] = this.range;
+  seenArrows({ from, to, left, scale, middles }) {
     const seen = this.arrows.filter(([, sent, , received]) => received >= from && sent <= to);
-    return seen.length > 400 ? [] : seen.map(([a, sent, b, received]) => [sent, a, received, b]);
+    if (seen.length > MOST_ARROWS) return [];
+    return seen.map(([a, sent, b, received]) => [[left + sent * scale, middles[a]], [left + received * scale, middles[b]]]);
   }
 
   draw(chart) {
+    chart.getZr().on("mousemove", ({ offsetX, offsetY }) => { this.pointer = [offsetX, offsetY]; });
     chart.setOption({ ...base(), aria: { enabled: false },
-      tooltip: { confine: true, formatter: (params) => this.tip(params.value) },
+      tooltip: { confine: true, formatter: () => this.tip(...this.pointer) },
       grid: { left: roomOf(this.tracks.map((track) => track.label)), right: 20, top: 8, bottom: 56 },
-      xAxis: { type: "value", min: 0, max: this.end, axisLabel: { formatter: (at) => seconds(at / 1e9), hideOverlap: true },
+      xAxis: { type: "value", min: 0, max: this.end, axisLabel: { formatter: (at) => seconds(at / 1e9, 6), hideOverlap: true },
         splitLine: { lineStyle: { color: faint() } } },
       yAxis: { type: "category", inverse: true, data: this.tracks.map((track) => track.label), axisTick: { show: false },
         axisLabel: { fontSize: 11 } },
@@ -174,25 +206,12 @@ class Timeline {
           endValue: 33, showDetail: false }] : []),
       ],
       series: [
-        { type: "custom", id: "slices", renderItem: (params, api) => this.rectangle(params, api), clip: true,
-          encode: { x: [1, 2], y: 0 }, data: this.visible() },
-        { type: "custom", id: "arrows", renderItem: (params, api) => this.arrow(params, api), clip: true, silent: true,
-          encode: { x: [0, 2], y: [1, 3] }, data: this.seenArrows() },
+        { type: "custom", id: "slices", renderItem: (params, api) => this.picture(params, api), clip: true,
+          encode: { x: 0, y: 1 }, data: [[0, 0]], emphasis: { disabled: true } },
       ],
     });
     chart.on("datazoom", () => {
-      const zoom = chart.getOption().dataZoom[0];
-      this.range = [zoom.startValue, zoom.endValue];
-      this.refresh();
-    });
-  }
-
-  refresh() {
-    if (this.waiting) return;
-    this.waiting = true;
-    requestAnimationFrame(() => {
-      this.waiting = false;
-      this.made.chart.setOption({ series: [{ id: "slices", data: this.visible() }, { id: "arrows", data: this.seenArrows() }] });
+      this.range = [this.view.from, this.view.to];
       this.box.dataset.range = this.range.map(Math.round).join(" ");
     });
   }
@@ -209,15 +228,23 @@ class Timeline {
     this.show(middle - half, middle + half);
   }
 
-  tip([row, start, , slice, several]) {
-    const track = this.tracks[row];
-    if (several > 1) {
-      const end = track.ends[slice + several - 1];
-      return `${escaped(track.label)}<br><b>${several} slices</b>, zoom in to tell them apart<br>${seconds((end - start) / 1e9)}`;
+  // Return what the slices at a place are, and nothing where there are none.
+  tip(x, y) {
+    const { left, scale, middles, thick } = this.view, pixel = 1 / scale, time = (x - left) / scale;
+    const row = middles.findIndex((middle) => Math.abs(middle - y) <= thick / 2);
+    if (row < 0) return "";
+    const track = this.tracks[row], slice = firstAfter(track.ends, time - pixel), start = track.starts[slice];
+    if (slice >= track.starts.length || start > time + pixel) return "";
+    let last = slice;
+    while (track.starts[last + 1] < time + pixel) last++;
+    if (last > slice && track.ends[slice] - start < 1.5 * pixel) {
+      return `${escaped(track.label)}<br><b>${last - slice + 1} slices</b>, zoom in to tell them apart<br>` +
+        seconds((track.ends[last] - start) / 1e9);
     }
-    const [name, kind, detail] = this.whats[track.whats[slice]], wait = track.waits.get(slice);
+    const at = track.ends[slice] > time || last === slice ? slice : slice + 1;
+    const [name, kind, detail] = this.whats[track.whats[at]], wait = track.waits.get(at);
     const lines = [`<b>${escaped(name)}</b>`, escaped(track.label), `${escaped(kind)}${detail ? `, ${escaped(detail)}` : ""}`,
-      `${seconds((track.ends[slice] - start) / 1e9)} from ${seconds(start / 1e9)}`];
+      `${seconds((track.ends[at] - track.starts[at]) / 1e9)} from ${seconds(track.starts[at] / 1e9)}`];
     if (wait) lines.push(`of which waiting ${seconds(wait.lasts / 1e9)}${wait.rank === null ? "" : ` for rank ${wait.rank}`}`);
     return lines.join("<br>");
   }
@@ -238,7 +265,7 @@ class Timeline {
       this.found.sort((one, other) => one[0] - other[0]);
     }
     document.getElementById("found").textContent = wanted ? `${this.found.length.toLocaleString("en")} found` : "";
-    this.refresh();
+    this.made.chart.setOption({ series: [{ id: "slices", data: [[0, 0]] }] });
   }
 
   next(step) {
@@ -275,9 +302,7 @@ class Timeline {
 
 // ---- memory over time ----------------------------------------------------------------------------------------------
 
-const CATEGORIES = { parameter: "#4477AA", gradient: "#66CCEE", "optimizer state": "#228833", activation: "#CCBB44",
-  temporary: "#EE6677", communication: "#AA3377", input: "#DDAA33", output: "#009988", buffer: "#332288", workspace: "#BBBBBB",
-  other: "#BBBBBB" };
+const colourOf = (category) => data.category_colours[category] || "#DDDDDD";
 
 function drawMemory(chart) {
   const recorded = data.memory_curve;
@@ -286,11 +311,11 @@ function drawMemory(chart) {
       textStyle: { fontSize: 12, fontWeight: "normal" } },
     tooltip: { trigger: "axis", valueFormatter: bytes, confine: true }, legend: { top: 26, left: 0 },
     grid: { left: 76, right: 24, top: 60, bottom: 48 },
-    xAxis: { type: "value", max: recorded.times[recorded.times.length - 1], axisLabel: { formatter: seconds, hideOverlap: true } },
+    xAxis: { type: "value", max: recorded.times[recorded.times.length - 1], axisLabel: { formatter: (value) => seconds(value), hideOverlap: true } },
     yAxis: { type: "value", axisLabel: { formatter: bytes } },
-    dataZoom: [{ type: "inside", filterMode: "none" }, { type: "slider", filterMode: "none", height: 18, bottom: 8, labelFormatter: seconds }],
+    dataZoom: [{ type: "inside", filterMode: "none" }, { type: "slider", filterMode: "none", height: 18, bottom: 8, labelFormatter: (value) => seconds(value) }],
     series: Object.entries(recorded.categories).map(([name, values]) => ({ type: "line", stack: "memory", step: "end", name,
-      symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.9 }, itemStyle: { color: CATEGORIES[name] || "#BBBBBB" },
+      symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.9 }, itemStyle: { color: colourOf(name) },
       data: recorded.times.map((time, index) => [time, values[index]]) })),
   });
 }
@@ -356,7 +381,7 @@ const COLUMNS = { compute: "#4477AA", "exposed communication": KINDS.communicati
 const OTHERS = ["#4477AA", "#CCBB44", "#228833", "#EE6677", "#66CCEE", "#AA3377"];
 
 function drawBars({ columns, rows, unit }) {
-  const shown = unit === "s" ? seconds : (value) => Number(value.toPrecision(4)).toLocaleString("en");
+  const shown = unit === "s" ? (value) => seconds(value) : (value) => Number(value.toPrecision(4)).toLocaleString("en");
   const labels = rows.map((row) => row.label);
   return (chart) => chart.setOption({ ...base(),
     tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, valueFormatter: shown, confine: true },
@@ -364,7 +389,7 @@ function drawBars({ columns, rows, unit }) {
     xAxis: { type: "value", axisLabel: { formatter: shown, hideOverlap: true } },
     yAxis: { type: "category", inverse: true, data: labels, axisLabel: { fontSize: 11, width: 310, overflow: "truncate" } },
     series: columns.map((name, index) => ({ type: "bar", stack: "one", name, barMaxWidth: 24,
-      itemStyle: { color: COLUMNS[name] || CATEGORIES[name] || OTHERS[index % OTHERS.length] }, data: rows.map((row) => row.values[index]) })) });
+      itemStyle: { color: COLUMNS[name] || data.category_colours[name] || OTHERS[index % OTHERS.length] }, data: rows.map((row) => row.values[index]) })) });
 }
 
 // ---- points of a search ----------------------------------------------------------------------------------------------
@@ -375,7 +400,7 @@ function drawPoints(chart) {
     tooltip: { confine: true, formatter: ({ data: [memory, time, label], seriesName }) =>
       `${escaped(label)}<br>${escaped(seriesName)}: ${seconds(time)}, ${Number(memory.toPrecision(3))} GiB` },
     xAxis: { type: "value", name: "GiB of the fullest GPU", nameLocation: "middle", nameGap: 28, scale: true },
-    yAxis: { type: "value", scale: true, axisLabel: { formatter: seconds } },
+    yAxis: { type: "value", scale: true, axisLabel: { formatter: (value) => seconds(value) } },
     series: groups.map(({ name, colour, points }) => ({ type: "scatter", name, symbolSize: 8, itemStyle: { color: colour }, data: points })) });
 }
 
