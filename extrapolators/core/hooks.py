@@ -61,6 +61,10 @@ class TrainingHooks:
         """Return the bytes in which a gradient is added up: by default as it is reduced."""
         return gradient.nbytes
 
+    def reduces_each_time(self, gradient: Gradient) -> bool:
+        """Whether a gradient is reduced in each micro-batch, so that the rank adds up no whole gradients."""
+        return self.each_micro_batch
+
     def step_begins(self) -> TaskStream | None:
         """Before the first micro-batch."""
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from statistics import median
 from typing import Any, TypeVar
 
+from triosim import gpus as catalogue
+from triosim.compute.pricing.gradient_accumulation import additions
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import (
     Await,
@@ -28,6 +31,7 @@ from triosim.tasks import Compute, Layers
 from triosim.trace import Operator
 
 HookedParameters = frozenset[int] | None  # those for whose gradients some hook is called; None for all
+AccumulatedBytes = Callable[[Gradient], float]  # TrainingHooks.accumulated_bytes of all hooks
 ParameterKey = Callable[[Block], Hashable]  # TrainingHooks.parameter_key of all hooks
 
 T = TypeVar("T")
@@ -63,12 +67,16 @@ class InstructionList:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledAction:
-    """An action of a pipeline rank, the gradients that it adds to, and the parameters whose gradients are ``complete`` then."""
+    """An action of a pipeline rank, and the gradients that it adds to.
+
+    Those of the parameters in ``complete`` are complete then, and those in ``begun`` are the first of a step.
+    """
 
     pipeline_rank: int
     action: Action
     gradients: tuple[Gradient, ...]
     complete: frozenset[int]
+    begun: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +172,21 @@ class Lowering:
         parameter_key: ParameterKey | None,
         hooked: HookedParameters,
         hooked_each_time: HookedParameters,
+        accumulated_bytes: AccumulatedBytes | None,
     ) -> InstructionList:
         """Return the instructions of an action.
 
         They have a block where one begins whose ``parameter_key`` is another than that of the block before it, and a
         ``GradientReady`` where the gradient of a ``hooked`` parameter is complete, or one of ``hooked_each_time`` is added to.
+        With ``accumulated_bytes``, which are those of a gradient's sum over micro-batches (0 for none), they have the kernels
+        that add gradients to sums.
         """
         stage, phase = act.action.stage, act.action.phase
         which = (act.action, hooked) if act.complete else ()
-        key = (act.pipeline_rank, stage, phase, parameter_key is not None, hooked_each_time, *which)
+        name: tuple[object, ...] = (stage, phase)
+        if accumulated_bytes is not None:
+            name += ("adding", act.action) if act.begun else ("adding",)
+        key = (act.pipeline_rank, name, parameter_key is not None, hooked_each_time, *which)
         script = self._scripts.get(key)
         if script is None:
             ready: dict[int, list[GradientReady]] = {}
@@ -181,16 +195,42 @@ class Lowering:
                 called = hooked if complete else hooked_each_time
                 if called is None or gradient.parameter.id in called:
                     ready.setdefault(gradient.ready, []).append(GradientReady(gradient, complete))
-            script = _script((stage, phase), self.program.part(stage, phase), parameter_key, ready)
+            added = {} if accumulated_bytes is None else self.additions(act, accumulated_bytes)
+            script = _script(name, self.program.part(stage, phase), parameter_key, ready, added)
             self._scripts[key] = script
         return script
+
+    def additions(self, act: ScheduledAction, accumulated_bytes: AccumulatedBytes) -> dict[int, list[Operator]]:
+        """Return the kernels that add an action's gradients to the sums so far, by the operator that completes the gradient.
+
+        There are none where products of the software stack add what they make, nor on a GPU that is not in the catalogue: no
+        trace says how long they take there.
+        """
+        program = self.program
+        fused = program.stack is not None and program.stack.gradient_sums != "kernels"
+        if fused or catalogue.get(program.gpu) is None:
+            return {}
+        sums = [(one, accumulated_bytes(one)) for one in act.gradients if one.parameter.id not in act.begun]
+        added = [(one, nbytes) for one, nbytes in sums if nbytes]
+        made = additions([(one.parameter, nbytes) for one, nbytes in added], program.model, program.gpu)
+        found: dict[int, list[Operator]] = {}
+        for (gradient, _), kernel in zip(added, made, strict=True):
+            launched = replace(kernel, layer=gradient.layer, host_seconds=self._launch_seconds)
+            found.setdefault(gradient.ready, []).append(launched)
+        return found
+
+    @cached_property
+    def _launch_seconds(self) -> float | None:
+        """What a kernel that is in no trace costs the host: as much as the median operator of the backward pass."""
+        operators = (one for stage in self.program.stages for block in stage.backward for one in block.operators)
+        return median([one.host_seconds for one in operators if one.host_seconds and one.seconds] or [0.0]) or None
 
     def optimizer(self, pipeline_rank: int) -> InstructionList:
         """Return the instructions of a pipeline rank's optimizer."""
         key = ("optimizer", pipeline_rank)
         script = self._scripts.get(key)
         if script is None:
-            script = self._scripts[key] = _script(key, self.held[pipeline_rank].optimizer, None, {})
+            script = self._scripts[key] = _script(key, self.held[pipeline_rank].optimizer, None, {}, {})
         return script
 
     def _find_slots(self) -> list[list[LoweredSlot]]:
@@ -205,7 +245,8 @@ class Lowering:
             for gradient in self.gradients[pipeline_rank]:
                 half: Half = "weight" if gradient.ready in program.weight_part else "input"
                 added.setdefault((stage_of[gradient.ready], half), []).append(gradient)
-            act = partial(_act, pipeline_rank, program.schedule.last(pipeline_rank), added)
+            schedule = program.schedule
+            act = partial(_act, pipeline_rank, schedule.first(pipeline_rank), schedule.last(pipeline_rank), added)
             found.append([LoweredSlot([], tuple(map(act, slot))) for slot in slots])
         self._post_receives(found)
         return found
@@ -253,18 +294,28 @@ class Lowering:
 
 def _act(
     pipeline_rank: int,
+    first: Mapping[tuple[int, Half], Action],
     last: Mapping[tuple[int, Half], Action],
     added: Mapping[tuple[int, Half], Sequence[Gradient]],
     action: Action,
 ) -> ScheduledAction:
     """Return an action with its gradients.
 
-    ``added`` are those of each stage and half of the backward pass, ``last`` the actions that complete them.
+    ``added`` are those of each stage and half of the backward pass, ``first`` the actions that begin them, and ``last`` those
+    that complete them.
     """
     gradients = {half: added.get((action.stage, half), ()) for half in HALVES[action.phase]}
-    complete = [one for half, some in gradients.items() if last[action.stage, half] == action for one in some]
+
+    def parameters(actions: Mapping[tuple[int, Half], Action]) -> frozenset[int]:
+        return frozenset(
+            one.parameter.id
+            for half, some in gradients.items()
+            if actions[action.stage, half] == action
+            for one in some
+        )
+
     every = tuple(one for some in gradients.values() for one in some)
-    return ScheduledAction(pipeline_rank, action, every, frozenset(gradient.parameter.id for gradient in complete))
+    return ScheduledAction(pipeline_rank, action, every, parameters(last), parameters(first))
 
 
 def _script(
@@ -272,6 +323,7 @@ def _script(
     blocks: tuple[Block, ...],
     parameter_key: ParameterKey | None,
     ready: Mapping[int, list[GradientReady]],
+    added: Mapping[int, list[Operator]],
 ) -> InstructionList:
     operators: list[Operator] = []
     steps: list[Instruction] = []
@@ -287,12 +339,14 @@ def _script(
             before = used
             run()
             steps.append(block)
-        if len(block.operators) == len(block.items) and ready.keys().isdisjoint(block.operator_ids):
+        followed = ready.keys() | added.keys()
+        if len(block.operators) == len(block.items) and followed.isdisjoint(block.operator_ids):
             operators.extend(block.operators)
             continue
         for item in block.items:
             if isinstance(item, Operator):
                 operators.append(item)
+                operators.extend(added.get(item.id, ()))
                 if item.id in ready:
                     run()
                     steps.extend(ready[item.id])

@@ -264,7 +264,7 @@ class _Composition:
 
 def _with_added_gradients(program: Program) -> Program:
     """Return the program whose kernels add gradients to those of other micro-batches, where its software stack's do so."""
-    if program.stack is None or not program.stack.fused_accumulation or not program.training:
+    if program.stack is None or program.stack.gradient_sums != "fused" or not program.training:
         return program
     added = [
         AddedGradient(gradient.ready, float(gradient.parameter.nbytes), gradient.nbytes)

@@ -108,6 +108,14 @@ class ScheduleTable:
                 found[action.stage, half] = action
         return found
 
+    def first(self, rank: int) -> dict[tuple[int, Half], Action]:
+        """Return the first action of a rank for each half of each stage's backward pass."""
+        found: dict[tuple[int, Half], Action] = {}
+        for action in self.actions(rank):
+            for half in HALVES[action.phase]:
+                found.setdefault((action.stage, half), action)
+        return found
+
     def forward_alone(self) -> ScheduleTable:
         """Return the table of the forward passes alone, for inference."""
         kept = ((tuple(one for one in slot if one.phase == "forward") for slot in row) for row in self.rows)

@@ -19,7 +19,15 @@ from triosim.extrapolators.core.lowering import (
     ScheduledAction,
 )
 from triosim.extrapolators.core.memory import UNTRACKED, MemoryTracker
-from triosim.extrapolators.core.program import Await, Block, Communicate, ExchangeWithRank, SendToStage, TransferKey
+from triosim.extrapolators.core.program import (
+    Await,
+    Block,
+    Communicate,
+    ExchangeWithRank,
+    Gradient,
+    SendToStage,
+    TransferKey,
+)
 from triosim.extrapolators.core.schedule_table import ActionPhase
 from triosim.tasks import (
     COLLECTIVES,
@@ -108,11 +116,14 @@ class TrainingLoop:
 
     def forward(self) -> TaskStream:
         """The forward pass of one micro-batch, where there is one stage."""
-        yield from self._act(self._only("forward", last=False))
+        yield from self._act(self._only("forward"))
 
-    def backward(self, *, last: bool = True) -> TaskStream:
-        """The backward pass of one micro-batch, where there is one stage; gradients are complete in the ``last`` one."""
-        yield from self._act(self._only("backward", last=last))
+    def backward(self, *, first: bool = True, last: bool = True) -> TaskStream:
+        """The backward pass of one micro-batch, where there is one stage.
+
+        Gradients begin in the ``first`` one, and are complete in the ``last`` one.
+        """
+        yield from self._act(self._only("backward", first=first, last=last))
 
     def optimizer(self) -> TaskStream:
         """Wait for the pending collectives, then update the parameters."""
@@ -128,11 +139,12 @@ class TrainingLoop:
         """The hooks of each parallelism that has some."""
         return self._hooks
 
-    def _only(self, phase: ActionPhase, *, last: bool) -> ScheduledAction:
-        """Return the last action of a phase, or one with which no gradient is complete."""
+    def _only(self, phase: ActionPhase, *, first: bool = False, last: bool = False) -> ScheduledAction:
+        """Return the action of a phase with which the gradients of all parameters begin, or are complete."""
         slots = self._lowering.slots[self._pipeline_rank]
-        found = [act for slot in slots for act in slot.actions if act.action.phase == phase][-1]
-        return found if last else replace(found, complete=frozenset())
+        found = [act for slot in slots for act in slot.actions if act.action.phase == phase][-1 if last else 0]
+        every, none = frozenset(one.parameter.id for one in found.gradients), frozenset[int]()
+        return replace(found, begun=every if first else none, complete=every if last else none)
 
     def _act(self, act: ScheduledAction) -> TaskStream:
         """Run one action of the schedule."""
@@ -146,11 +158,19 @@ class TrainingLoop:
                 yield Wait((copied,))
         # The weight part of a backward pass needs no parameters.
         key = self._parameter_key if self._parameter_hooks and action.phase != "weight" else None
-        script = self._lowering.script(act, key, self._hooked, self._hooked_each_time)
+        # To memory, a sum of gradients is what the rank keeps.
+        accumulated_bytes = self.accumulated_bytes if self._tracker is None else None
+        script = self._lowering.script(act, key, self._hooked, self._hooked_each_time, accumulated_bytes)
         yield from self._run(script, action.micro_batch)
         if action.phase == "forward":
             for hooks in self._hooks:
                 yield from _all(hooks.forward_ends())
+
+    def accumulated_bytes(self, gradient: Gradient) -> float:
+        """Return the bytes of a gradient's sum over micro-batches; 0 where each is reduced."""
+        if any(hooks.reduces_each_time(gradient) for hooks in self._hooks):
+            return 0.0
+        return min((hooks.accumulated_bytes(gradient) for hooks in self._hooks), default=gradient.nbytes)
 
     def _parameter_key(self, block: Block) -> Hashable:
         return tuple(hooks.parameter_key(block) for hooks in self._parameter_hooks)

@@ -124,7 +124,7 @@ class StageUnits:
 
     - ``parameters`` and ``gradients`` are the bytes of each unit by layer, ``parts`` its gradients one by one.
     - ``paths`` are the units that a layer is in, the root first; ``order`` are the units in the order of their use in a pass.
-    - ``last`` are the units that the gradient of a parameter completes.
+    - ``last`` are the units that the gradient of a parameter completes; ``reduced`` are all parameters with such gradients.
     - ``kept`` are the root and the last units of the forward pass, of which the backward pass begins at once.
     - ``groups`` are the ranks that share dense parameters (False) and experts (True); ``experts`` are storages.
     """
@@ -158,6 +158,7 @@ class StageUnits:
             parameter = parts[-1].parameter.id
             self.last[parameter] = (*self.last.get(parameter, ()), name)
         self.hooked_parameters = frozenset(self.last)
+        self.reduced = frozenset(one.parameter.id for parts in self.parts.values() for one in parts)
         self.paths = {block.layer: home.path(block.layer, parameters) for block in stage.blocks}
         self.order = {"forward": self._order(stage.forward), "backward": self._order(stage.backward)}
         self.positions = {phase: {unit: i for i, unit in enumerate(order)} for phase, order in self.order.items()}
@@ -217,6 +218,10 @@ class ShardUnits(TrainingHooks):
         """Return the bytes of a gradient in the dtype that the backward pass computes it in."""
         parameter = gradient.parameter
         return float(parameter.numel * DTYPE_BYTES[self._choices.dtype or parameter.dtype])
+
+    def reduces_each_time(self, gradient: Gradient) -> bool:
+        """Whether a gradient is scattered in each micro-batch: that of a parameter which no other rank has is not."""
+        return self.each_micro_batch and gradient.parameter.id in self._units.reduced
 
     def parameter_key(self, block: Block) -> Hashable:
         """Return the units that a block is in: where they stay the same, none begins."""

@@ -152,7 +152,7 @@ class Worker:
             yield from self._progress()
             for micro_batch in range(step.micro_batches):
                 yield from self._loop.forward()
-                yield from self._loop.backward(last=micro_batch == step.micro_batches - 1)
+                yield from self._loop.backward(first=not micro_batch, last=micro_batch == step.micro_batches - 1)
             if serial:
                 yield from self._loop.optimizer()
             yield from self._computed()

@@ -135,7 +135,7 @@ def work(service: ServerSettings, loop: TrainingLoop) -> TaskStream:
     for _ in range(service.iterations):
         for micro_batch in range(service.micro_batches):
             yield from loop.forward()
-            yield from loop.backward(last=micro_batch == service.micro_batches - 1)
+            yield from loop.backward(first=not micro_batch, last=micro_batch == service.micro_batches - 1)
         pulled = []
         for server in service.servers:
             yield Send(server, service.gradient_bytes, stream=f"push to {server}", label=_LABEL)

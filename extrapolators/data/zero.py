@@ -59,6 +59,7 @@ class Zero1(Extrapolator):
             sharded = ShardedBuckets(
                 due,
                 dict(zip(chain.from_iterable(due.values()), filled, strict=True)),
+                frozenset(one.parameter.id for one in gradients),
                 layers_of(replace(one, nbytes=float(one.parameter.nbytes)) for one in gradients),
                 not self.each_micro_batch and self.config.reduce == "all-reduce",
                 self.each_micro_batch,
@@ -81,12 +82,13 @@ class Zero2(Zero1):
 class ShardedBuckets:
     """The buckets of a stage, shared by its ranks: ``due`` has each by the parameter whose gradient completes it.
 
-    ``gradients`` are those in a bucket, ``updated`` the bytes of the updated parameters by layer. ``whole`` gradients are
-    all-reduced, others reduce-scattered.
+    ``gradients`` are those in a bucket, ``reduced`` the parameters of all, ``updated`` the bytes of the updated parameters by
+    layer. ``whole`` gradients are all-reduced, others reduce-scattered.
     """
 
     due: Mapping[int, Sequence[Layers]]
     gradients: Mapping[Layers, Bucket]
+    reduced: frozenset[int]
     updated: Layers
     whole: bool
     each_micro_batch: bool
@@ -107,6 +109,10 @@ class ShardState(TrainingHooks):
         self._replicas = replicas
         self.each_micro_batch = buckets.each_micro_batch
         self.hooked_parameters = hooked_parameters if not self.alone or replicas is not None else frozenset()
+
+    def reduces_each_time(self, gradient: Gradient) -> bool:
+        """Whether the rank shares the gradient with others, and reduces it in each micro-batch."""
+        return self.each_micro_batch and bool(self.hooked_parameters) and gradient.parameter.id in self._buckets.reduced
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Reduce the buckets that the gradient completes."""

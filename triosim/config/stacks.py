@@ -34,8 +34,9 @@ class Stack:
     tensor_parallelism: whose it is: "dtensor" is PyTorch's, "megatron" Megatron-LM's.
     async_allreduce: whether tensor parallelism reduces the gradient of an input beside the product for the weight's gradient,
         as Megatron-LM does since the end of 2021; DTensor waits for both products.
-    fused_accumulation: whether products for gradients of weights add them to those of other micro-batches
-        (``triosim.compute.pricing.gradient_accumulation``).
+    gradient_sums: how gradients are added to those of other micro-batches (``triosim.compute.pricing.gradient_accumulation``):
+        "kernels" of PyTorch's autograd engine do it, or the products that make them ("fused"); "uncounted" where the stack's
+        launches are fitted to steps without such kernels.
     flat_buffers: whether parameters that ``fsdp`` gathers and frees, and gradients that it reduces, lie in buffers of
         collectives and are not copied, as in Megatron-FSDP.
     launch_seconds: what launching an operator's kernel costs the host: Python, dispatch, autograd and the driver.
@@ -55,7 +56,7 @@ class Stack:
     launch_seconds: float
     call_seconds: float
     source: str
-    fused_accumulation: bool = False
+    gradient_sums: Literal["kernels", "fused", "uncounted"] = "kernels"
     flat_buffers: bool = False
     run_ahead: int | None = None
     async_allreduce: bool = True

@@ -19,7 +19,7 @@ is simulated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Await, Block, Communicate, SendToStage, TransferKey
 from triosim.extrapolators.core.schedule_table import Action, ScheduleTable, Slot
+from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.networks.base import Network
 from triosim.networks.extensions import ContentionFree, FoldableNetwork
 from triosim.pipeline.planning import PlannedRun
@@ -170,7 +171,8 @@ class _LongestPath:
             for item in block.items
             if isinstance(item, SendToStage)
         }
-        self._profiles: dict[tuple[int, int, str], _ActionProfile] = {}
+        self._profiles: dict[tuple[int, int, str, bool], _ActionProfile] = {}
+        self._first = [frozenset(self._schedule.first(row).values()) for row in rows]
         self._sent: dict[tuple[TransferKey, int], float] = {}  # by transfer and micro-batch
         self._now = [0.0 for _ in rows]
         self._host = [0.0 for _ in rows]  # when the hosts have launched what was run so far
@@ -256,20 +258,33 @@ class _LongestPath:
     # ---- what an action does ------------------------------------------------------------------------------------
 
     def _profile(self, row: int, action: Action) -> _ActionProfile:
-        key = (row, action.stage, action.phase)
+        key = (row, action.stage, action.phase, action in self._first[row])
         if key not in self._profiles:
             blocks = self._lowerings[row].program.part(action.stage, action.phase)
-            self._profiles[key] = self._profile_of(self._ranks[row], blocks)
+            self._profiles[key] = self._profile_of(self._ranks[row], blocks, self._additions(row, action))
         return self._profiles[key]
 
-    def _profile_of(self, rank: int, blocks: Sequence[Block]) -> _ActionProfile:
+    def _additions(self, row: int, action: Action) -> Mapping[int, Sequence[Operator]]:
+        """Return the kernels that add an action's gradients to those of other micro-batches, by the operator ahead of them."""
+        lowering, rank = self._lowerings[row], self._ranks[row]
+        if action in self._first[row] or action.phase == "forward":
+            return {}
+        every = (act for slot in lowering.slots[row] for act in slot.actions if not act.begun)
+        alike = (act for act in every if (act.action.stage, act.action.phase) == (action.stage, action.phase))
+        found = next(alike, None)
+        return {} if found is None else lowering.additions(found, TrainingLoop(lowering, rank).accumulated_bytes)
+
+    def _profile_of(
+        self, rank: int, blocks: Sequence[Block], added: Mapping[int, Sequence[Operator]]
+    ) -> _ActionProfile:
         found, run = _ActionProfile(), _Run()
         beside: set[TransferKey] = set()
         for item in (item for block in blocks for item in block.items):
             event: _Event | None = None
             if isinstance(item, Operator):
-                run = run.and_then(item.seconds, self._launched(item))
-                found.compute += item.seconds
+                for one in (item, *added.get(item.id, ())):
+                    run = run.and_then(one.seconds, self._launched(one))
+                    found.compute += one.seconds
             elif isinstance(item, Communicate) and item.key is None:
                 run = run.and_then(self._seconds_of(item, rank), 0.0)
             elif isinstance(item, Communicate) and item.key is not None:

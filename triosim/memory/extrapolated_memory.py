@@ -186,6 +186,6 @@ class _RankStep:
         micro_batches = self._lowering.program.micro_batches
         for micro_batch in range(micro_batches if footprint.trains else 0):
             yield from loop.forward()
-            yield from loop.backward(last=micro_batch == micro_batches - 1)
+            yield from loop.backward(first=not micro_batch, last=micro_batch == micro_batches - 1)
         if footprint.updates:
             yield from loop.optimizer()

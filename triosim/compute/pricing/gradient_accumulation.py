@@ -1,16 +1,20 @@
-"""What adding gradients to those of other micro-batches costs, where the kernels that make them do it.
+"""What adding gradients to those of other micro-batches costs.
 
-Megatron-LM's ``gradient_accumulation_fusion``, which Transformer Engine has too (``fuse_wgrad_accumulation``): the product for
-a weight's gradient reads the sum of the micro-batches before from a buffer, and writes the new sum there (a product with
-beta = 1). The buffer is set to zero before a step, so that the first micro-batch reads it, too. It has the dtype in which
-gradients are reduced (``grad_reduce_in_fp32``). A gradient that no product makes (of an embedding or a norm) is added by a
-kernel of its own.
+PyTorch's autograd engine (``AccumulateGrad``) makes the first gradient of a parameter its ``.grad``. It adds each later one to
+it by a kernel that reads both and writes the sum (``additions``).
+
+Megatron-LM's ``gradient_accumulation_fusion``, which Transformer Engine has too (``fuse_wgrad_accumulation``), has no such
+kernels (``with_added_gradients``): the product for a weight's gradient reads the sum of the micro-batches before from a buffer,
+and writes the new sum there (a product with beta = 1). The buffer is set to zero before a step, so that the first micro-batch
+reads it, too. It has the dtype in which gradients are reduced (``grad_reduce_in_fp32``). A gradient that no product makes (of
+an embedding or a norm) is added by a kernel of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triosim.compute.compute_model import ComputeModel
 from triosim.compute.pricing.repricing import estimated
@@ -50,6 +54,14 @@ def with_added_gradients(
     }
 
 
+def additions(added: Sequence[tuple[Tensor, float]], model: ComputeModel, gpu: str) -> list[Operator]:
+    """Return the kernel that adds the gradient of each parameter to a sum of so many bytes; none has a layer."""
+    made = list(itertools.starmap(_addition, added))
+    distinct = list(dict.fromkeys(made))
+    priced = dict(zip(distinct, estimated(distinct, model, gpu), strict=True))
+    return [priced[one] for one in made]
+
+
 def moved_bytes(maker: Operator, gradient: AddedGradient) -> float:
     """Return the bytes that are read and written to add a gradient.
 
@@ -70,6 +82,13 @@ def _makers(operators: Iterable[Operator]) -> dict[int, Operator]:
         if not is_view:
             writers.update((tensor.storage, one) for tensor in one.outputs)
     return found
+
+
+def _addition(parameter: Tensor, kept: float) -> Operator:
+    """Return the kernel that reads a gradient and a sum, and writes the sum."""
+    gradient = Tensor(-1, (parameter.numel,), parameter.dtype, "gradient")
+    total = replace(gradient, id=-2, storage=-2, dtype="float32" if kept > parameter.nbytes else parameter.dtype)
+    return Operator(-1, "aten::add_", "backward", "", (total, gradient), (total,), 0.0)
 
 
 def _copy(nbytes: float) -> Operator:
