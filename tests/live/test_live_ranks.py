@@ -121,16 +121,18 @@ def test_a_barrier_holds_the_processes_of_ranks(tmp_path: Path, call: str) -> No
     assert sorted(done.stdout.splitlines()) == expected
 
 
-def test_a_lock_on_a_file_is_waited_for_in_real_time(tmp_path: Path) -> None:
-    """As ``datasets`` and ``huggingface_hub`` do: how long a rank asks again and again is no simulated time."""
+def test_a_rank_that_waits_for_a_lock_on_a_file_does_not_hold_the_one_that_has_it(tmp_path: Path) -> None:
+    """As ``datasets`` and ``huggingface_hub`` do: it sleeps and tries again, and the other one reads the clock meanwhile."""
     script = """
 import filelock, threading
 with filelock.FileLock("the.lock", poll_interval=0.05):
-    threading.Event().wait(0.5)
-print(rank, f"{time.perf_counter():.2f}")
+    threading.Event().wait(0.2)
+    time.perf_counter()
+    torch.cuda.synchronize()
+print(rank)
 """
     done = run(tmp_path, SETUP + script, "--world", "3", "--ranks", "all", "-q")
-    assert sorted(done.stdout.splitlines()) == ["0 0.00", "1 0.00", "2 0.00"], done.stderr
+    assert sorted(done.stdout.split()) == ["0", "1", "2"], done.stderr
 
 
 def test_the_terminal_shows_the_ranks_that_are_asked_for(tmp_path: Path) -> None:

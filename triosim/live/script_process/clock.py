@@ -31,7 +31,6 @@ _REAL = frozenset(
     (
         *("threading", "_threading_local", "queue", "multiprocessing", "concurrent", "asyncio", "selectors", "sched"),
         *("subprocess", "socket", "socketserver", "ssl", "http", "urllib", "requests", "urllib3", "aiohttp", "uvloop"),
-        *("filelock", "fasteners", "portalocker"),  # wait for other processes
         *("signal", "tempfile", "random", "uuid", "triosim", "simpy"),
     )
 )
