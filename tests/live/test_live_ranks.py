@@ -283,12 +283,12 @@ def test_running_ranks_get_what_the_others_send(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == expected
 
 
-def test_a_rank_that_does_not_run_sends_what_the_one_that_it_follows_does(tmp_path: Path) -> None:
-    """Ranks 1 and 2 follow rank 0."""
+def test_a_rank_that_does_not_run_sends_what_grows_with_the_rank(tmp_path: Path) -> None:
+    """Ranks 1 and 2 follow rank 0; what they send is between what ranks 0 and 3 do."""
     done = run(tmp_path, EXCHANGES, "--world", "4", "-q", "--ranks", "0,3")
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
-        assert line[1:].startswith(" 7 0.75 3 [0, 0, 0, 3] 30 "), line  # 1 + 1 + 1 + 4
+        assert line[1:].startswith(" 10 1.5 3 [0, 1, 2, 3] 30 "), line
 
 
 #: Each rank sends one number more than the one before it, to each.
@@ -440,3 +440,34 @@ def test_a_distributed_checkpoint_has_the_shards_of_all_running_ranks(tmp_path: 
     assert done.returncode == 0, done.stderr
     files = ["'.metadata'", "'__0_0.distcp'", "'__3_0.distcp'"]
     assert sorted(done.stdout.splitlines()) == [f"{rank} [0, 48] 2 [{', '.join(files)}]" for rank in (0, 3)]
+
+
+#: Of eight ranks two run: the others' numbers are worked out, and what rank 0 alone does changes nothing.
+NUMBERS = (
+    SETUP
+    + """
+layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+optimizer = torch.optim.SGD(layer.parameters())
+for step in range(3):
+    layer(torch.randn(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    if rank == 0:
+        torch.ones(2, device="cuda").sum().item()
+total = torch.tensor([rank, 1], device="cuda")
+dist.all_reduce(total)
+objects = [None] * world
+dist.all_gather_object(objects, {"rank": rank})
+parts = torch.empty(world, dtype=torch.int64, device="cuda")
+dist.all_gather_into_tensor(parts, torch.tensor([100 + rank], device="cuda"))
+rows = torch.tensor([len(range(rank, 100, world))], device="cuda")
+dist.all_reduce(rows)
+if rank == 0:
+    print(total.tolist(), [one["rank"] for one in objects], parts.tolist())
+"""
+)
+
+
+def test_numbers_that_depend_on_the_rank_are_those_of_all_ranks(tmp_path: Path) -> None:
+    done = run(tmp_path, NUMBERS, "--world", "8", "-q")
+    assert done.stdout.splitlines()[0] == f"[28, 8] {list(range(8))} {list(range(100, 108))}", done.stderr
+    assert "ranks 0, 7 send different numbers, and the 6 that do not run" in " ".join(done.stderr.split())

@@ -87,7 +87,7 @@ def follow(asked: Exchange, given: Any, results: Any, group: ProcessGroup, ranks
 Parts = Sequence[torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
     """What a rank sends, in parts where each member gets its own, and which elements of it are known."""
 
@@ -110,7 +110,16 @@ def _contributions(
     else:
         sent = ranks.contributions(members, "values", written)
     found = {id(one): one and _Sent(*[[_from_json(row) for row in rows] for rows in one]) for one in sent}
-    return [found[id(one)] for one in sent]
+    every = [found[id(one)] for one in sent]
+    if asked.kind in _OF_ROOT or None in every:
+        return every
+    values = ranks.of_all(members, [one.values for one in every if one is not None])
+    return [_same_or(one, part) for one, part in zip(every, values, strict=True)]
+
+
+def _same_or(sent: _Sent | None, values: Parts) -> _Sent | None:
+    """Return what was sent with other values, or, where these are its own, itself: what is equal is counted."""
+    return sent if sent is None or values is sent.values else replace(sent, values=values)
 
 
 def _contribution(asked: Exchange, sent: Sequence[torch.Tensor], ranks: int) -> _Sent | None:

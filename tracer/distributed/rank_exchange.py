@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from triosim.tracer.distributed.rank_messages import RankMessages
+from triosim.tracer.distributed.rank_numbers import RankNumbers, differ
 
 
 class RankExchange:
-    """Exchanges of a rank with those that run beside it, by ``messages``; without any, all are taken to send the same."""
+    """Exchanges of a rank with those that run beside it, by ``messages``; without any, all are taken to send the same.
 
-    def __init__(self, rank: int, messages: RankMessages | None = None) -> None:
+    ``note`` is told where those that do not run are assumed to send what depends on their rank.
+    """
+
+    def __init__(
+        self, rank: int, messages: RankMessages | None = None, note: Callable[[str], None] = lambda what: None
+    ) -> None:
         self.rank = rank
         self._messages = messages
         self._like = None if messages is None else messages.like
+        self._alike = None if messages is None else messages.alike
+        self._note = note
 
     def holder(self, members: Sequence[int], rank: int) -> int:
         """Return the running rank that stands for one of the members of a group."""
@@ -48,6 +56,28 @@ class RankExchange:
             self._messages.announce(subject, mine)
             found.update((other, self._messages.hear(other, subject)) for other in others)
         return [found[one] for one in holders]
+
+    def of_all(self, members: Sequence[int], sent: Sequence[Any]) -> list[Any]:
+        """Return what each member of a group sends; ``sent`` has what those that run do, also in the places of their followers.
+
+        What grows with the rank is worked out (``rank_numbers``); where other numbers differ the script is told.
+        """
+        if self._like is None or self._alike is None:
+            return list(sent)
+        running = {one: value for one, value in zip(members, sent, strict=True) if self.holder(members, one) == one}
+        if len(running) in (1, len(members)) or not differ(list(running.values())):
+            return list(sent)
+        numbers, found = RankNumbers(), []
+        for one, value in zip(members, sent, strict=True):
+            alike = {r: given for r, given in running.items() if self._alike[r] == self._alike[one]}
+            seen = alike if len(alike) > 1 else running
+            found.append(value if one in running else numbers.of_rank(one, seen, value))
+        if numbers.unclear:
+            self._note(
+                f"ranks {', '.join(map(str, running))} send different numbers, and the {len(members) - len(running)} that "
+                "do not run are taken to send those of the rank that they follow; --ranks all runs them"
+            )
+        return found
 
     def contribute_nothing(self, members: Sequence[int], subject: str) -> None:
         """Send None as this rank's contribution, and wait for no other's."""
@@ -75,7 +105,7 @@ class RankExchange:
         holders = [self.holder(members, one) for one in members]
         sent = dict(zip(holders, self.contributions(members, "objects", encoded(mine)), strict=True))
         found = {one: mine if one == self.rank else decoded(text) for one, text in sent.items()}
-        return [found[one] for one in holders]
+        return self.of_all(members, [found[one] for one in holders])
 
     def object_of_root(self, members: Sequence[int], root: int, mine: Any) -> Any:
         """Return the Python object that the root, a position in the group, sends."""

@@ -23,7 +23,7 @@ class RankMessages:
     """The messages that one rank sends and receives. ``waits(other)`` is called each time that it waits for another rank.
 
     It waits for ``patience`` seconds at most. ``like`` says, of each rank, which one stands for it, where all these run at the
-    same time.
+    same time; those for which ``alike`` has the same number run the same.
     """
 
     def __init__(
@@ -33,9 +33,11 @@ class RankMessages:
         waits: Callable[[int], None] | None = None,
         patience: float = _TIMEOUT_SECONDS,
         like: Sequence[int] | None = None,
+        alike: Sequence[int] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.like = like
+        self.alike = like if alike is None else alike
         self.rank = rank
         self._waits = waits
         self._patience = patience

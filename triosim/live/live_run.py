@@ -51,17 +51,20 @@ class LiveRun:
     """A script that runs on simulated GPUs as those ranks that ``like`` says stand for all; on leaving, its processes end.
 
     ``output`` gets what they print, in the order of the simulated time. A rank that launches nothing for ``patience`` seconds
-    of real time hangs.
+    of real time hangs. Ranks for which ``alike`` has the same number run the same.
     """
 
-    def __init__(self, job: LiveJob, like: Sequence[int], output: RankOutput, patience: float) -> None:
+    def __init__(
+        self, job: LiveJob, like: Sequence[int], output: RankOutput, patience: float, alike: Sequence[int] | None = None
+    ) -> None:
         self.job = job
         self._patience = patience
         self._output = output
         self._groups = LiveGroups()
         self._groups.add({"world": [tuple(range(job.world))]})
         self._folder = tempfile.TemporaryDirectory(prefix="triosim-")
-        self._processes = {rank: self._started(rank, like) for rank in sorted(set(like))}
+        self._like, self._alike = tuple(like), tuple(like if alike is None else alike)
+        self._processes = {rank: self._started(rank) for rank in sorted(set(like))}
 
     def __enter__(self) -> LiveRun:
         return self
@@ -128,10 +131,10 @@ class LiveRun:
         groups = {family: tuple(every) for family, every in self._groups.groups.items()}
         return joined_streams(traces, tuple(system.like), groups, axes)
 
-    def _started(self, rank: int, like: Sequence[int]) -> tuple[Any, Any]:
+    def _started(self, rank: int) -> tuple[Any, Any]:
         context: Any = multiprocessing.get_context(start_method(_WORKER))
         ours, theirs = context.Pipe()
-        given = (self.job, rank, tuple(like), theirs, self._folder.name)
+        given = (self.job, rank, self._like, self._alike, theirs, self._folder.name)
         process = context.Process(target=_run_rank, args=given, daemon=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; PyTorch's hold no locks

@@ -119,7 +119,8 @@ def run_live(request: Request, config: RunConfig, progress: Progress | None = No
     shown = None if request.print_ranks is None else checked_ranks(request.print_ranks, job.world, "--print-ranks")
     found, chosen = _compared(request.ranks, job)
     like = _followed(chosen, found, job.world)
-    with RankOutput(shown, request.ranks_output) as output, LiveRun(job, like, output, request.patience) as run:
+    alike = None if found is None else found.streams.like
+    with RankOutput(shown, request.ranks_output) as output, LiveRun(job, like, output, request.patience, alike) as run:
         if request.ranks == "all":
             config = config.replaced(fold=False)  # ranks that run for themselves may differ
         system = live_system(job.gpu, like, config, None if found is None else found.streams)

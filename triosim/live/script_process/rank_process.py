@@ -51,10 +51,12 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 _TRACER = str(Path(sys.modules[FakeDevice.__module__].__file__ or "").resolve().parent)
 
 
-def run_rank(job: LiveJob, rank: int, like: Sequence[int], connection: Connection, folder: str) -> None:
+def run_rank(
+    job: LiveJob, rank: int, like: Sequence[int], alike: Sequence[int], connection: Connection, folder: str
+) -> None:
     """Run the script as one rank; answer then with the traces of steps that the simulation asks for.
 
-    ``like`` is, for each rank of the world, the running one that stands for it.
+    ``like`` says which running rank stands for each of the world. Ranks with one number in ``alike`` run the same.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends this process
     _end_with_parent()
@@ -70,7 +72,7 @@ def run_rank(job: LiveJob, rank: int, like: Sequence[int], connection: Connectio
     signal.signal(signal.SIGUSR2, lambda *_: feed.tell(steps.kept()))
     sys.stdout, sys.stderr = _output(feed, "out"), _output(feed, "err")
     try:
-        messages = _Messages(Path(folder), rank, feed, like)
+        messages = _Messages(Path(folder), rank, feed, like, alike)
         with Patches() as patches:
             patches.make([_exit(feed, steps, connection)])
             status = _status_of(job, messages, feed, steps)
@@ -246,8 +248,10 @@ class _Steps:
 class _Messages(RankMessages):
     """Messages between running ranks, of which the simulation is told, so that a rank waits in simulated time too."""
 
-    def __init__(self, folder: Path, rank: int, feed: TaskFeed, like: Sequence[int]) -> None:
-        super().__init__(folder, rank, patience=math.inf, like=like)  # the simulation finds ranks that wait for ever
+    def __init__(self, folder: Path, rank: int, feed: TaskFeed, like: Sequence[int], alike: Sequence[int]) -> None:
+        super().__init__(
+            folder, rank, patience=math.inf, like=like, alike=alike
+        )  # the simulation finds who waits for ever
         self._feed = feed
 
     def deliver(self, path: Path, value: Any) -> None:
