@@ -1,4 +1,7 @@
-"""The page of a run of many slices redraws quickly. Needs Playwright (PyPI) and Chromium, as ``test_page_in_browser`` does."""
+"""The page of a run of many slices redraws quickly, and that of two GPUs draws their links.
+
+Needs Playwright (PyPI) and Chromium, as ``test_page_in_browser`` does.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
+from traces import transformer
 
 import triosim
 
@@ -34,3 +38,23 @@ def test_two_hundred_thousand_slices_scroll_smoothly(tmp_path: Path) -> None:
         )
         browser.close()
     assert sorted(milliseconds)[10] < 50
+
+
+def test_two_gpus_above_each_other_are_drawn(tmp_path: Path) -> None:
+    """A ring of two has no width, which a chart that fits its place divides by."""
+    run = triosim.simulate(transformer(), "ddp=2", topology="ring(2, bandwidth=1 GB/s)", links=True)
+    run.save_report(tmp_path / "report.html")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto((tmp_path / "report.html").as_uri())
+        page.wait_for_timeout(500)
+        blue = page.evaluate(
+            """() => { const canvas = document.querySelector('#link-graph canvas'), context = canvas.getContext('2d');
+                const pixels = context.getImageData(0, 0, canvas.width, canvas.height).data;
+                let count = 0;
+                for (let at = 0; at < pixels.length; at += 4) if (pixels[at] === 47 && pixels[at + 1] === 109) count++;
+                return count }"""
+        )
+        browser.close()
+    assert blue > 500  # pixels of the two circles of 26 pixels

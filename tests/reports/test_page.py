@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ def values_of(page: Path) -> Any:
     found = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
     return json.loads(found[1])
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour.removeprefix("#")))
 
 
 def slices(track: dict[str, Any]) -> list[tuple[int, int]]:
@@ -215,7 +220,7 @@ def test_a_category_of_memory_has_one_colour_in_pictures_and_pages(tmp_path: Pat
     run.save_report(tmp_path / "report.html")
     values = values_of(tmp_path / "report.html")
     colours = values["category_colours"]
-    assert len(set(colours.values())) == len(colours)
+    assert min(math.dist(rgb(a), rgb(b)) for a, b in combinations(colours.values(), 2)) > 50  # of 255 for each part
     assert set(values["memory_curve"]["categories"]) <= set(colours)
     assert run.memory is not None
     write_memory_plot(run.memory.report(0), tmp_path / "memory.svg")

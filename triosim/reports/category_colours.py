@@ -1,6 +1,6 @@
 """The colours of the categories of memory, the same in every picture and page.
 
-They are Paul Tol's "bright" and "muted" schemes, which people who are colour-blind can tell apart.
+They are of Paul Tol's "bright" and "muted" schemes, and a brown, which people who are colour-blind can tell apart.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ CATEGORY_COLOURS: Mapping[str, str] = {
     "activation": "#66CCEE",
     "output": "#44AA99",
     "temporary": "#EE6677",
-    "communication": "#EE8866",
+    "communication": "#994F00",
     "workspace": "#BBBBBB",
 }

@@ -55,8 +55,10 @@ def _drawn(topology: Topology, taken: dict[str, list[float]]) -> dict[str, Any]:
             {
                 "name": name,
                 "label": node.label,
-                "x": node.at[0] * _PIXELS,
-                "y": -node.at[1] * _PIXELS,
+                "x": round(
+                    node.at[0] * _PIXELS, 1
+                ),  # whatever is above each other is so exactly: a chart fits its width
+                "y": round(-node.at[1] * _PIXELS, 1),
                 "round": node.kind == "gpu",
             }
             | {"colour": KINDS.get(node.kind, "#888888")}

@@ -14,6 +14,12 @@ function bytes(value) {
   const power = value > 0 ? Math.min(4, Math.floor(Math.log2(value) / 10)) : 0;
   return `${Number((value / 2 ** (10 * power)).toPrecision(3))} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
 }
+// The distance of an axis's labels, so that they are round in the units of `bytes`.
+function bytesStep(most) {
+  const unit = 2 ** (10 * Math.floor(Math.log2(Math.max(1, most)) / 10)), rough = most / unit / 5;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return unit * power * [1, 2, 5, 10].find((step) => step * power >= rough);
+}
 const percent = (value) => `${Number((100 * value).toPrecision(3))}%`;
 function escaped(text) {
   const span = document.createElement("span");
@@ -312,7 +318,7 @@ function drawMemory(chart) {
     tooltip: { trigger: "axis", valueFormatter: bytes, confine: true }, legend: { top: 26, left: 0 },
     grid: { left: 76, right: 24, top: 60, bottom: 48 },
     xAxis: { type: "value", max: recorded.times[recorded.times.length - 1], axisLabel: { formatter: (value) => seconds(value), hideOverlap: true } },
-    yAxis: { type: "value", axisLabel: { formatter: bytes } },
+    yAxis: { type: "value", interval: bytesStep(recorded.peak_bytes), axisLabel: { formatter: bytes, showMaxLabel: false } },
     dataZoom: [{ type: "inside", filterMode: "none" }, { type: "slider", filterMode: "none", height: 18, bottom: 8, labelFormatter: (value) => seconds(value) }],
     series: Object.entries(recorded.categories).map(([name, values]) => ({ type: "line", stack: "memory", step: "end", name,
       symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.9 }, itemStyle: { color: colourOf(name) },
