@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,7 +60,7 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, path: str, said:
     assert str(tmp_path / path) in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["a" * 5000, "a\0b", "-"])
+@pytest.mark.parametrize("path", ["a" * 5000, "a\0b"])
 def test_a_path_that_no_file_can_have_is_an_error_in_one_line(path: str) -> None:
     with pytest.raises(OutputError):
         check_writable(path)
@@ -107,3 +109,15 @@ def test_a_pipe_behind_a_device_s_name_is_written_to() -> None:
             file.write("text")
         os.close(write)
         assert reader.read() == b"text"
+
+
+def test_what_a_killed_process_left_is_removed_and_what_others_write_stays(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, others = tmp_path / f".x.json.{gone.pid}.part", tmp_path / f".x.json.{os.getppid()}.part"
+    another = tmp_path / f".y.json.{gone.pid}.part"
+    for path in (left, others, another):
+        path.write_text("half")
+    with writing_text(tmp_path / "x.json") as file:
+        file.write("{}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([others.name, another.name, "x.json"])

@@ -86,6 +86,18 @@ class DoesNotFitError(TriosimError):
     exit_status = 3
 
 
+def shortened(text: str, longest_value: int = 160, longest: int = 400) -> str:
+    """Return a message with its long values, such as a number of a thousand digits, cut in the middle; and the message too."""
+    return _cut(" ".join(_cut(word, longest_value) for word in text.split(" ")), longest)
+
+
+def _cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    kept = longest - len(" ... ")
+    return f"{text[: kept - kept // 3]} ... {text[-(kept // 3) :]}"
+
+
 def printable(text: str) -> str:
     """Return a text in which control characters, such as an escape sequence in a model's name, are pictures of themselves."""
     return _CONTROL.sub(lambda found: _picture(ord(found[0])), text)

@@ -9,14 +9,18 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from triosim.errors import OutputError
 
 PathLike = str | os.PathLike[str]
+#: Where an output goes to standard output; whatever else a command prints then goes to standard error.
+STANDARD_OUTPUT = "-"
 
 
 def check_writable(path: PathLike) -> None:
@@ -25,8 +29,8 @@ def check_writable(path: PathLike) -> None:
     folder = target.parent
     if "\0" in str(path) or not str(path):
         raise OutputError("is not a path", where=repr(str(path)), fix="choose another")
-    if str(path) == "-":
-        raise OutputError("is no file", where="-", fix="name one, or /dev/stdout for standard output")
+    if str(path) == STANDARD_OUTPUT:
+        return
     try:
         if target.is_dir():
             raise OutputError("is a folder, not a file", where=str(path), fix="name a file in it")
@@ -63,7 +67,8 @@ def check_outputs(*paths: PathLike | None, reading: Iterable[PathLike | None] = 
 
 def check_trace_name(target: str) -> None:
     """Refuse a name under which nobody would look for JSON; a device or a pipe may have any. Raises ``OutputError``."""
-    if not target.endswith((".json", ".json.gz")) and (Path(target).is_file() or not Path(target).exists()):
+    named = target.endswith((".json", ".json.gz")) or target == STANDARD_OUTPUT
+    if not named and (Path(target).is_file() or not Path(target).exists()):
         raise OutputError("does not name a trace", where=f"--output {target}", fix="end it in .json or .json.gz")
 
 
@@ -71,12 +76,17 @@ def check_trace_name(target: str) -> None:
 def writing_bytes(path: PathLike) -> Iterator[BinaryIO]:
     """Open ``path`` for bytes; it appears under its name when the block is left without an exception."""
     check_writable(path)
+    if str(path) == STANDARD_OUTPUT:
+        with _named_errors("standard output"), _standard_output() as file:
+            yield file
+        return
     if not _replaceable(Path(path)):  # a device or a pipe, such as /dev/stdout, whose real path may not be to be opened
         with _named_errors(path), open(path, "wb") as file:
             yield file
         return
     target = Path(os.path.realpath(path))  # through a symbolic link, which stays one
     temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
+    _remove_abandoned(target)
     try:
         with _named_errors(path):
             with open(temporary, "wb") as file:
@@ -102,6 +112,29 @@ def writing_text(path: PathLike) -> Iterator[TextIO]:
             yield text
             text.flush()
             text.detach()  # the file below it is closed by its own block
+
+
+def _standard_output() -> BinaryIO:
+    return open(os.devnull, "wb") if sys.__stdout__ is None else open(1, "wb", closefd=False)
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove the temporary files of processes that were killed while they wrote the same output."""
+    for path in target.parent.glob(f".{escape(target.name[:200])}.*.part"):
+        number = path.name.split(".")[-2]
+        if number.isdecimal() and not _runs(int(number)):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def _replaceable(path: Path) -> bool:

@@ -17,6 +17,10 @@ _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "ps": 1e-12, "min": 60.0}
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|nan))\s*([A-Za-zµμ/]*)\s*")
 
+#: Longer than any step, and small enough that sums of times stay finite.
+LONGEST_SECONDS = 1e9
+#: More than any memory holds, and than any link or memory carries.
+_MOST_BYTES, _MOST_BANDWIDTH = 1e21, 1e18
 #: The longest range of ranks.
 _MOST_RANKS = 1_000_000
 
@@ -25,34 +29,37 @@ Quantity = str | int | float
 
 def parse_bytes(value: Quantity) -> float:
     """Return a number of bytes from ``25 MB``, ``1 GiB``, ``100 Mb`` (bits) or a plain number of bytes."""
-    number, unit = _split(value, "a size such as '25 MB' or '1 GiB'")
-    return number * _bytes_per(unit, value, "a size such as '25 MB' or '1 GiB'") if unit else number
+    expected = "a size such as '25 MB' or '1 GiB'"
+    number, unit = _split(value, expected)
+    return _checked(number * _bytes_per(unit, value, expected) if unit else number, _MOST_BYTES, value, "bytes")
 
 
 def parse_bandwidth(value: Quantity) -> float:
     """Return bytes per second from ``450 GB/s``, ``400 Gb/s``, ``400 Gbps`` (bits) or a plain number of bytes per second."""
     expected = "a bandwidth such as '450 GB/s' or '400 Gb/s'"
     number, unit = _split(value, expected)
-    if not unit:
-        return number
-    if unit.endswith("bps"):
-        return number * _bytes_per(unit[:-2], value, expected)
-    if unit.endswith("/s"):
-        return number * _bytes_per(unit[:-2], value, expected)
-    raise _unknown(unit, value, expected)
+    if unit and not unit.endswith(("bps", "/s")):
+        raise _unknown(unit, value, expected)
+    rate = number * _bytes_per(unit[:-2], value, expected) if unit else number
+    return _checked(rate, _MOST_BANDWIDTH, value, "bytes per second")
 
 
 def parse_time(value: Quantity) -> float:
     """Return seconds from ``500 ns``, ``1.5 us``, ``20 ms`` or a plain number of seconds."""
     expected = "a time such as '500 ns' or '1.5 us'"
     number, unit = _split(value, expected)
-    if not unit:
-        return number
-    if unit not in _SECONDS:
+    if unit and unit not in _SECONDS:
         raise _unknown(unit, value, expected)
     # Dividing by a power of ten, which is exact, gives the float nearest to what was written (500 ns is 5e-07).
-    scale = _SECONDS[unit]
-    return number / round(1 / scale) if scale < 1 else number * scale
+    scale = _SECONDS[unit] if unit else 1.0
+    return _checked(number / round(1 / scale) if scale < 1 else number * scale, LONGEST_SECONDS, value, "seconds")
+
+
+def _checked(number: float, most: float, value: Quantity, unit: str) -> float:
+    """Return a finite number that is not beyond what any machine has; others are left to those who ask for it."""
+    if math.isfinite(number) and abs(number) > most:
+        raise TriosimError(f"'{value}' is more than any machine has", fix=f"give at most {most:.0e} {unit}")
+    return number
 
 
 def _split(value: Quantity, expected: str) -> tuple[float, str]:

@@ -13,6 +13,7 @@ from triosim.errors import OptionError, PluginError
 from triosim.extrapolators.core.extrapolator import Extrapolator, Level
 from triosim.extrapolators.core.mesh import Mesh, Subgroups, layout
 from triosim.extrapolators.core.symmetry import Symmetry
+from triosim.input_files.limits import GPUS
 
 Parallel = str | Mapping[Any, int | None]
 
@@ -56,6 +57,7 @@ class Parallelisms:
             raise _adds_none(dividing[0].shown)
         sizes = _sizes(spanning, dividing, gpus)
         found = [one.kind(size, config, one.shown) for one, size in zip(spanning, sizes, strict=True)]
+        GPUS.check(math.prod(sizes), "--parallel")
         mesh = layout([(part.order, part.axis, part.size) for part in found])
         data_axes, sharded_axes = _data_axes(found)
         for one in dividing:

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Literal, NoReturn
 
 from triosim.errors import OptionError, nearest
+from triosim.input_files.limits import ACTIONS
 
 #: The pass of a stage that runs. The backward pass runs whole, or its two parts apart: ``input`` computes the gradient of the
 #: stage's input, ``weight`` those of its parameters (Qi et al. 2024).
@@ -224,6 +225,7 @@ def accumulate(micro_batches: int, *, side_by_side: bool = False) -> ScheduleTab
 
     ``side_by_side`` runs the forward pass of a micro-batch beside the backward pass of the one before it.
     """
+    ACTIONS.check(2 * micro_batches, f"{micro_batches} micro-batches")
     forward, backward = ([Action(0, phase, index) for index in range(micro_batches)] for phase in _WHOLE)
     return ScheduleTable((in_turn(forward, backward, ahead=int(side_by_side), side_by_side=side_by_side),))
 

@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 
 from triosim.errors import OptionError, nearest
+from triosim.input_files.reading import read_text
 
 Edge = tuple[int, int]
 
@@ -92,10 +93,7 @@ _GRAPHS: dict[str, Callable[[range], Iterable[Edge]]] = {
 
 
 def _read(path: Path, size: int) -> list[Edge]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"cannot be read: {error}", where=str(path), fix="give a text file of edges") from None
+    lines = read_text(path, OptionError).splitlines()
     edges: list[Edge] = []
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()

@@ -9,6 +9,7 @@ from triosim.errors import OptionError, PluginError
 from triosim.extrapolators.core.schedule_table import ScheduleTable
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedules.csv_file import CsvSchedule
+from triosim.input_files.limits import ACTIONS
 
 
 def chosen_schedule(config: RunConfig) -> PipelineSchedule:
@@ -31,6 +32,7 @@ def chosen_schedule(config: RunConfig) -> PipelineSchedule:
 
 def table_of(schedule: PipelineSchedule, ranks: int, micro_batches: int, *, training: bool = True) -> ScheduleTable:
     """Return a schedule's table for these numbers of pipeline ranks and micro-batches; for inference, its forward passes."""
+    ACTIONS.check(2 * ranks * micro_batches, f"{micro_batches} micro-batches in {ranks} stages")
     table = schedule.table(ranks, micro_batches)
     if not isinstance(table, ScheduleTable):
         raise PluginError(

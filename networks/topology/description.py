@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from triosim.errors import TopologyError
+from triosim.input_files.yaml_lines import Path
 from triosim.networks.topology.graph import Graph, Regularity, Routing
-from triosim.yaml_lines import Path
 
 if TYPE_CHECKING:
     from triosim.networks.topology.shapes import ShapeOutline

@@ -15,9 +15,9 @@ from functools import cache
 from math import prod
 
 from triosim.errors import TopologyError, nearest
+from triosim.input_files.limits import GPUS, LINKS
 from triosim.networks.topology.description import Description
 from triosim.networks.topology.graph import BlockKind, Dimension, GraphDraft, Regularity
-from triosim.networks.topology.shapes import MOST_GPUS, MOST_LINKS
 
 GIB = 2.0**30  # what ASTRA-sim calls a GB
 NS = 1e9  # in a second
@@ -82,11 +82,9 @@ def _hops(dimension: Dimension, a: int, b: int) -> int:
 
 def _check_size(name: str, dimensions: Sequence[Dimension]) -> None:
     gpus = prod(dimension.size for dimension in dimensions)
-    if gpus > MOST_GPUS:
-        raise TopologyError(f"{gpus} GPUs are too many", where=name, fix=f"write at most {MOST_GPUS}")
+    GPUS.check(gpus, name, TopologyError)
     links = sum(gpus * (one.size - 1 if one.block == "fully_connected" else 2) for one in dimensions)
-    if links > MOST_LINKS:
-        raise TopologyError(f"it has {links} links", where=name, fix=f"use at most {MOST_LINKS}")
+    LINKS.check(links, name, TopologyError)
 
 
 def drafted(name: str, dimensions: Sequence[Dimension]) -> GraphDraft:

@@ -10,10 +10,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triosim import yaml_lines
 from triosim.errors import TopologyError, nearest
+from triosim.input_files import yaml_lines
+from triosim.input_files.reading import read_text
 from triosim.networks.topology import dimensional
 from triosim.networks.topology.description import SECTIONS, Description, Location, PresetUse, Section
 from triosim.networks.topology.graph import Dimension, Graph, GraphDraft, NodeKind, path, suggested
@@ -23,7 +25,6 @@ from triosim.networks.topology.shapes import SHAPES, ShapeSpec, described, outli
 if TYPE_CHECKING:
     from triosim.networks.topology import schema
 
-LARGEST_FILE = 256_000_000  # bytes
 EXAMPLE = "such as 'switch(8, bandwidth=100 GB/s, latency=1 us)'"
 _NAME = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 _KINDS: tuple[tuple[str, NodeKind], ...] = (
@@ -61,7 +62,7 @@ def as_mapping(path_or_name: str) -> dict[str, Any]:
     found = _named(path_or_name)
     if found is not None:
         return _arguments(path_or_name.strip(), *found)
-    mapping, _ = yaml_lines.parse(_read(path_or_name), path_or_name)
+    mapping, _ = yaml_lines.parse(read_text(Path(path_or_name), TopologyError), path_or_name)
     return dict(mapping)
 
 
@@ -78,7 +79,7 @@ def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> De
         if isinstance(path_or_name, str) and not re.search(r"[./\\]", file):
             raise TopologyError(f"unknown topology '{file}'", fix=nearest(file, (*SHAPES, *PRESETS)))
         raise TopologyError("no such file", where=file, fix=f"give a YAML file, a preset, or a name {EXAMPLE}")
-    mapping, lines = yaml_lines.parse(_read(file), file)
+    mapping, lines = yaml_lines.parse(read_text(Path(file), TopologyError), file)
     if not isinstance(mapping, dict):
         raise TopologyError("not a mapping of keys to values", where=file, fix="begin with 'topology: switch', say")
     return _from_mapping(mapping, Location(file, lines), gpus)
@@ -89,18 +90,6 @@ def from_mapping(mapping: Mapping[str, Any], *, source: str = "topology", gpus: 
     if not isinstance(mapping, Mapping):
         raise TopologyError(f"{type(mapping).__name__} is not a mapping of keys to values", where=source)
     return _from_mapping(dict(mapping), Location(source), gpus)
-
-
-def _read(path: str) -> str:
-    try:
-        if os.path.isfile(path) and os.path.getsize(path) > LARGEST_FILE:
-            raise TopologyError(f"larger than {LARGEST_FILE} bytes", where=path)
-        with open(path, encoding="utf-8-sig") as file:
-            return file.read()
-    except UnicodeDecodeError:
-        raise TopologyError("not a text file", where=path, fix="a topology file is YAML in UTF-8") from None
-    except (OSError, ValueError) as error:
-        raise TopologyError(f"cannot be read ({getattr(error, 'strerror', None) or error})", where=path) from None
 
 
 def _from_name(text: str, name: str, arguments: str | None, asked: int | None) -> Description:
@@ -116,13 +105,27 @@ def _from_name(text: str, name: str, arguments: str | None, asked: int | None) -
 def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
     """Return a name with arguments as the mapping that a file would hold."""
     mapping: dict[str, Any] = {"topology" if name in SHAPES else "preset": name}
+    sizes: list[Any] = []
     for key, value in yaml_lines.arguments(arguments or "", text):
-        if not key:
-            key = "shape" if re.search(r"\d\s*[xX×]", str(value)) else "gpus"
         if key in mapping:
-            raise TopologyError(f"'{key}' is given twice", where=text)
-        mapping[key] = value
-    return mapping
+            raise TopologyError(f"'{key}' is given twice", where=text, fix="give it once")
+        if key:
+            mapping[key] = value
+        else:
+            sizes.extend(value if isinstance(value, list) else _tuple(value))
+    if not sizes:
+        return mapping
+    key = "gpus" if len(sizes) == 1 and not re.search(r"\d\s*[xX×]", str(sizes[0])) else "shape"
+    if key in mapping or (len(sizes) > 1 and name not in _OF_SHAPE["shape"]):
+        fix = f"write for example '{name}(8, bandwidth=100 GB/s)'"
+        raise TopologyError(f"{name} has one number of GPUs, and {len(sizes) + (key in mapping)} are given", text, fix)
+    return {**mapping, key: sizes if len(sizes) > 1 else sizes[0]}
+
+
+def _tuple(value: Any) -> list[Any]:
+    """Return the numbers of ``(12, 7)``, or the value itself."""
+    inside = re.fullmatch(r"\(([\d\s,]+)\)", str(value))
+    return [value] if inside is None else [one.strip() for one in inside[1].split(",") if one.strip()]
 
 
 def _notation(text: str) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from triosim.errors import TopologyError, TriosimError, nearest
+from triosim.input_files.limits import GPUS
+from triosim.input_files.yaml_lines import Path
 from triosim.networks.topology.description import SECTIONS, Location
 from triosim.networks.topology.dimensional import BLOCKS, GIB, NS
 from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing
-from triosim.networks.topology.shapes import MOST_GPUS, NetworkName, ShapeSpec, Wire
+from triosim.networks.topology.shapes import NetworkName, ShapeSpec, Wire
 from triosim.units import parse_bandwidth, parse_time
-from triosim.yaml_lines import Path
 
 LIST, MAPPING = "[list]", "[mapping]"  # the two forms of `links`; pydantic puts them into an error's path
 
@@ -43,8 +44,8 @@ def _quantity(parse: Any, value: Any) -> float:
 def _count(value: Any) -> int:
     if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value):
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_GPUS:
-        raise ValueError(f"{_shown(value)} is not a whole number from 1 to {MOST_GPUS}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= GPUS.allowed:
+        raise ValueError(f"{_shown(value)} is not a whole number from 1 to {GPUS.allowed:.0f}")
     return value
 
 
@@ -56,8 +57,10 @@ def _shape(value: Any) -> tuple[int, ...]:
     if not 1 <= len(value) <= 6:
         raise ValueError(f"{len(value)} sides are not from 1 to 6; write a shape such as [4, 2]")
     sides = tuple(_count(side) for side in value)
-    if math.prod(sides) > MOST_GPUS:
-        raise ValueError(f"{math.prod(sides)} GPUs are too many; write at most {MOST_GPUS}")
+    try:
+        GPUS.check(math.prod(sides), "")
+    except TriosimError as error:
+        raise ValueError(str(error)) from None
     return sides
 
 

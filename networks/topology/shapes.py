@@ -14,11 +14,9 @@ from functools import partial
 from typing import Literal
 
 from triosim.errors import TopologyError
+from triosim.input_files.limits import GPUS, LINKS
 from triosim.networks.topology.description import Description
 from triosim.networks.topology.graph import BlockKind, Dimension, GraphDraft, Regularity, Routing
-
-MOST_GPUS = 1_000_000
-MOST_LINKS = 4_000_000  # about 1 GB of memory
 
 # The NVLinks between the GPUs of a DGX-1 with V100: these pairs have two, the others one.
 _DOUBLE = ((0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7))
@@ -154,11 +152,9 @@ def outline(spec: ShapeSpec, asked: int | None = None) -> ShapeOutline:
     """Return the outline of a spec, for at least ``asked`` GPUs where the spec does not say how many."""
     one, nodes = _sized(spec, asked)
     gpus = one.gpus or 0
-    if gpus * nodes > MOST_GPUS:
-        raise TopologyError(f"{gpus * nodes} GPUs are too many", fix=f"write at most {MOST_GPUS}")
-    links = gpus * (gpus - 1) * nodes
-    if one.topology == "fully_connected" and links > MOST_LINKS:
-        raise TopologyError(f"fully_connected of {gpus} GPUs has {links} links", fix=f"use at most {MOST_LINKS}")
+    GPUS.check(gpus * nodes, one.name or one.topology, TopologyError)
+    if one.topology == "fully_connected":
+        LINKS.check(gpus * (gpus - 1) * nodes, f"fully_connected of {gpus} GPUs", TopologyError)
     return ShapeOutline(one, nodes)
 
 
@@ -210,7 +206,7 @@ def _natural(spec: ShapeSpec) -> int | None:
     if spec.topology == "fat_tree" and spec.k is not None:
         return spec.k**3 // 4
     if spec.topology == "tree" and spec.levels is not None:
-        return int(min(spec.fanout**spec.levels, 10 * MOST_GPUS)) if spec.levels <= 64 else 10 * MOST_GPUS
+        return int(min(spec.fanout**spec.levels, 10 * GPUS.most)) if spec.levels <= 64 else 10 * GPUS.most
     return None
 
 

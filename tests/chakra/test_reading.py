@@ -87,7 +87,7 @@ def wrong_type(data: bytes) -> bytes:
         (endless, "a number of more than 64 bits"),
         (wrong_type, "the field id of a node has wire type 1"),
         (lambda _: b"", "the file is empty"),
-        (lambda data: b"\x1f\x8b" + data, "cannot be read"),
+        (lambda data: b"\x1f\x8b" + data, "is a damaged gzip file"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, change: Callable[[bytes], bytes], what: str) -> None:

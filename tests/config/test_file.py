@@ -77,7 +77,7 @@ def test_what_is_wrong_is_said_with_file_line_and_key(text: str, said: str, tmp_
 def test_json_names_the_key(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"run\.json: gpu_s: there is no option 'gpu_s'; did you mean 'gpus'"):
         read(tmp_path, json.dumps({"gpu_s": 3}), "run.json")
-    with pytest.raises(OptionError, match=r"run\.json: not valid JSON"):
+    with pytest.raises(OptionError, match=r"run\.json: line 1 column 2: is not JSON"):
         read(tmp_path, "{", "run.json")
     with pytest.raises(OptionError, match="the result has no configuration"):
         read(tmp_path, json.dumps({"schema": "triosim-result/1", "inputs": {}}), "run.json")

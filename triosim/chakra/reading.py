@@ -6,8 +6,6 @@ have the attributes of another: equal bytes are decoded once.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -17,8 +15,8 @@ from triosim.chakra.nodes import Node, NodeType, Value
 from triosim.chakra.wire import LENGTH, VARINT, CutShort, WireError, field, fields, to_varint, varint, varints
 from triosim.errors import TraceError
 from triosim.garbage_collector import without_collecting
+from triosim.input_files.reading import read_bytes
 
-_GZIP = b"\x1f\x8b"
 _MOST_REMEMBERED = 200_000
 _Decoded = TypeVar("_Decoded")
 
@@ -152,11 +150,7 @@ def _in_order(data: bytes) -> bytes:
 
 
 def _content(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if data[:2] == _GZIP else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"cannot be read: {error}", where=str(path), fix="give a readable .et file") from None
+    data = read_bytes(path)
     if not data:
         raise TraceError("the file is empty", where=str(path), fix="write the trace again")
     return data

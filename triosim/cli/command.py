@@ -48,12 +48,14 @@ _TEXT, _NUMBER, _FLAG = _Plain(str), _Plain(int), _Plain(bool)
 
 
 def _convert_plainly(parameters: Iterable[Any]) -> None:
-    """Put our conversion in the place of typer's, where a parameter is one of ours and typer has such a place."""
+    """Put our conversion, and our word for lists, in the place of typer's, where typer has such a place."""
     for parameter in parameters:
         kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
         plain = _NUMBER if kind is int else _FLAG if kind is bool else _TEXT if kind in (str, list[str]) else None
         if plain is not None and hasattr(parameter, "_runtime_param"):
             parameter._runtime_param = plain
+        if getattr(parameter, "nargs", 1) == -1 and hasattr(parameter, "display_type_rich"):
+            parameter.display_type_rich = lambda ctx: "LIST"  # and not its annotation, <list[str]>
 
 
 class QuickCommand(TyperCommand):

@@ -17,7 +17,8 @@ import typer
 
 from triosim import __version__
 from triosim.cli.command import LazyGroup
-from triosim.errors import TriosimError, printable
+from triosim.errors import TriosimError, printable, shortened
+from triosim.input_files import pipes
 
 
 class Commands(LazyGroup):
@@ -148,7 +149,7 @@ def _silence() -> None:
 
 def _failed(error: Exception) -> int:
     if isinstance(error, TriosimError):
-        return _said(f"error: {error}", error.exit_status)
+        return _said(f"error: {pipes.renamed(str(error))}", error.exit_status)
     usage: Any = error
     if hasattr(usage, "format_message"):  # click's, which newer versions of typer bring along under another name
         context = getattr(usage, "ctx", None)
@@ -162,5 +163,5 @@ def _failed(error: Exception) -> int:
 
 def _said(text: str, status: int) -> int:
     with suppress(OSError):  # a full disk behind standard error changes no exit status
-        print(f"triosim: {printable(text)}", file=sys.stderr)
+        print(f"triosim: {printable(shortened(text))}", file=sys.stderr)
     return status

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +18,7 @@ from triosim.config import COMMON, CONDITIONS, Option, flags
 from triosim.config.file import at_line
 from triosim.config.option import GENERAL, OUTPUT, Command
 from triosim.errors import OptionError
+from triosim.output_files import STANDARD_OUTPUT
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -105,8 +108,10 @@ def takes(*own: Option, run: Iterable[Option] = ()) -> Callable[[Function], Func
         @wraps(function)
         def command(**given: Any) -> None:
             checked = {option.name: option.parse(given[option.name]) for option in own}
+            written = any(value == STANDARD_OUTPUT for value in checked.values())
             try:
-                function(**given | checked)
+                with redirect_stdout(sys.stderr if written else sys.stdout):
+                    function(**given | checked)
             except OptionError as error:
                 if checked.get("config") is None:
                     raise

@@ -15,10 +15,10 @@ from triosim.cli.subject import TracePath, configured
 from triosim.config import COMMON, Option
 from triosim.config.option import OUTPUT, PARALLELISM, TIMES
 from triosim.configuration_search.options import SEARCH, SearchOptions
+from triosim.input_files.yaml_lines import split_arguments
 from triosim.output_files import writing_text
 from triosim.reports.terminal.progress import Progress
 from triosim.units import format_time
-from triosim.yaml_lines import split_arguments
 
 if TYPE_CHECKING:
     from triosim.configuration_search.exact import Searched, Tell

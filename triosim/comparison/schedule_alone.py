@@ -21,7 +21,7 @@ from triosim.tasks import Compute
 from triosim.trace import Category, Operator, Phase, Tensor, Trace
 
 #: A network on which transfers take no time.
-_FREE = {"topology": "switch", "bandwidth": 1e30, "latency": 0, "name": "free"}
+_FREE = {"topology": "switch", "bandwidth": 1e18, "latency": 0, "name": "free"}
 _WIDTH = 2
 
 #: Operators of an action on this model.

@@ -12,8 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from triosim.errors import TraceError, TriosimError, nearest
-from triosim.trace.formats.files import head, read_text
+from triosim.errors import TriosimError, nearest
+from triosim.input_files.pipes import seekable
+from triosim.input_files.reading import head, read_text
 
 #: The shortest and the longest time of an operator, in seconds.
 SHORTEST, LONGEST = 1e-8, 1e5
@@ -48,14 +49,14 @@ class CsvTable:
 
 def header_of(path: str | os.PathLike[str]) -> list[str]:
     """Return the cells of a file's first line that is no comment; none where there is none."""
-    lines = head(Path(path), 4096).decode("utf-8-sig", "replace").splitlines()
+    lines = head(Path(seekable(path)), 4096).decode("utf-8-sig", "replace").splitlines()
     return next((_cells(line) for line in lines if _is_row(line)), [])
 
 
 def read(path: str | os.PathLike[str]) -> CsvTable:
     """Read a file. Raises ``TriosimError`` that names file, line and what would be right."""
-    file = os.fspath(path)
-    lines = _text(file).splitlines()
+    file = seekable(path)
+    lines = read_text(Path(file), TriosimError).splitlines()
     if not any(map(str.strip, lines)):
         raise TriosimError("is empty", where=file, fix="give a table with a header and at least one row")
     first = next((number for number, line in enumerate(lines) if _is_row(line)), None)
@@ -116,12 +117,3 @@ def _is_row(line: str) -> bool:
 
 def _cells(line: str) -> list[str]:
     return [name.strip() for name in next(csv.reader([line]), [])]
-
-
-def _text(file: str) -> str:
-    try:
-        return read_text(Path(file))
-    except TraceError as error:
-        raise TriosimError(error.what, where=file, fix=error.fix or "give a table of comma-separated values") from None
-    except OSError as error:
-        raise TriosimError(f"cannot be read: {error.strerror or error}", where=file) from error

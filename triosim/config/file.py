@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from triosim import plugins, yaml_lines
+from triosim import plugins
 from triosim.config.option import OBJECT, Option
 from triosim.config.parts import flags
 from triosim.config.run_config import COMMON, CONDITIONS, option_named
-from triosim.errors import OptionError, OutputError, TriosimError, nearest
+from triosim.errors import OptionError, OutputError, nearest
+from triosim.input_files import yaml_lines
+from triosim.input_files.reading import parse_json, read_text
 from triosim.output_files import writing_text
 
-LARGEST_FILE = 256_000_000  # bytes; a result of many ranks is large
 SUBJECT = "trace"
 #: Options of which one replaces the other.
 _INSTEAD = {"batch_size": "global_batch_size", "global_batch_size": "batch_size"}
@@ -184,23 +185,10 @@ def _plain(value: Any) -> Any:
 
 def content_of(path: str) -> tuple[Any, Mapping[tuple[str | int, ...], int]]:
     """Return what a file holds, and the lines of its keys where it is YAML."""
-    try:
-        if Path(path).stat().st_size > LARGEST_FILE:
-            raise OptionError("is too large for a configuration", where=path)
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot be read: {error.strerror}", where=path) from None
-    except ValueError:
-        raise OptionError("is not text", where=path, fix="give a YAML or JSON file") from None
-    if not path.endswith(".json"):
-        try:
-            return yaml_lines.parse(text, path)
-        except TriosimError as error:
-            raise OptionError(error.what, where=error.where, fix=error.fix) from None
-    try:
-        return json.loads(text), {}
-    except ValueError as error:
-        raise OptionError(f"not valid JSON: {error}", where=path) from None
+    text = read_text(Path(path), OptionError)
+    if path.endswith((".json", ".json.gz")):
+        return parse_json(text, path, OptionError), {}
+    return yaml_lines.parse(text, path, OptionError)
 
 
 def _config_of_result(content: Mapping[str, Any], path: str) -> Any:

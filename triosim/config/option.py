@@ -40,11 +40,11 @@ class Option:
     ``name`` is the keyword of ``triosim.simulate`` and the key of a configuration file. On the command line it is
     ``--name-with-dashes``, or ``flag``; that of a part without a flag is given as ``--option NAME=VALUE``, by ``key`` where
     that is not its name. ``choices`` are all words that a ``choice`` knows, all dtypes that a ``dtype`` may be (none: any), and
-    the words that another kind takes beside its values. ``least`` is the smallest whole number. What is ``of_training`` is read
-    by nobody in inference, and what is ``of_step`` changes the step that is simulated, so that captured task streams cannot
-    follow it. On the command line, what is ``required`` must be given, and what is ``repeatable`` may be given several times.
-    ``commands`` have it. The value of a ``part`` names a part of the plug-in ``group``, whose parts may declare
-    options of their own. ``python_help`` is its text in Python, where that is another.
+    the words that another kind takes beside its values. ``least`` is the smallest whole number, ``most`` the largest. What is
+    ``of_training`` is read by nobody in inference, and what is ``of_step`` changes the step that is simulated, so that captured
+    task streams cannot follow it. On the command line, what is ``required`` must be given, and what is ``repeatable`` may be
+    given several times. ``commands`` have it. The value of a ``part`` names a part of the plug-in ``group``, whose parts may
+    declare options of their own. ``python_help`` is its text in Python, where that is another.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Option:
     unit: str = ""
     choices: tuple[str, ...] = ()
     least: int = 1
+    most: int = 10**12
     metavar: str = ""
     panel: str = PARALLELISM
     short: str = ""
@@ -112,13 +113,16 @@ def _whole(option: Option, value: Any) -> int:
         raise OptionError(f"'{value}' is not a whole number", fix=f"give {option.least} or more") from None
     if number < option.least:
         raise OptionError(f"{number} is less than {option.least}", fix=f"give {option.least} or more")
+    if number > option.most:
+        raise OptionError(f"{number} is more than {option.most}", fix=f"give {option.most} or less")
     return number
 
 
 def _number(option: Option, value: Any) -> float:
     number = _float(value)
-    if not 0 < number < math.inf:
-        raise OptionError(f"'{value}' is not a number above 0", fix="give one such as 2.5")
+    if not 0 < number <= option.most:
+        what = "is more than 1e12" if option.most < number < math.inf else "is not a number above 0"
+        raise OptionError(f"'{value}' {what}", fix="give one such as 2.5")
     return number
 
 

@@ -73,7 +73,7 @@ class RunConfig:
     training: bool = _option(
         "flag", True, flag="--inference", of_step=True, help="Simulate the forward pass alone.", python_help=
         "Simulate the backward pass and the optimizer too; False is inference, the forward pass alone.")
-    iterations: int = _option("whole", 1, metavar="N", commands=("simulate",), help="Steps to simulate.")
+    iterations: int = _option("whole", 1, metavar="N", most=100_000, commands=("simulate",), help="Steps to simulate.")
     micro_batches: int | None = _option("whole", metavar="M", of_step=True, commands=_PARALLELISED, help=
         "The number of micro-batches in a batch: by default as many as pp has GPUs, or as its schedule needs. "
         "Without pp, gradients accumulate.")
@@ -108,7 +108,7 @@ class RunConfig:
         "default the stack's, or as many as CUDA's launch queue holds.")
     conditions: Mapping[str, Any] = _option("mapping", panel=CONDITION, commands=(), help=
         "Slow or unequal GPUs and links, besides those in the topology's file: {'slow_gpus': {3: 1.5}}.")
-    draws: int = _option("whole", 1, panel=CONDITION, metavar="N", help=
+    draws: int = _option("whole", 1, panel=CONDITION, metavar="N", most=100_000, help=
         "The number of random draws (of stragglers, slow links, tokens of ep); several show the spread of step times.")
     options: Mapping[str, Any] = _option(
         "mapping", panel=SYSTEM, flag="--option", metavar="KEY=VALUE", repeatable=True, commands=EVERY_COMMAND, help=

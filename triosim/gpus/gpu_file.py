@@ -12,24 +12,21 @@ from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 
-from triosim import yaml_lines
-from triosim.errors import OptionError, TriosimError, nearest
+from triosim.errors import OptionError, nearest
 from triosim.gpus.gpu import Gpu
 from triosim.gpus.gpu_keys import changed, values_of
 from triosim.gpus.known_gpus import catalogue, get, is_shipped, register
-from triosim.yaml_lines import Path as KeyPath
+from triosim.input_files import yaml_lines
+from triosim.input_files.reading import read_text
+from triosim.input_files.yaml_lines import Path as KeyPath
 
-LARGEST_FILE = 1_000_000  # bytes
 #: The required keys, each with an example.
 _REQUIRED = {"name": "my GPU", "flops": "{float32: 67 TFLOP/s}", "bandwidth": "3.35 TB/s", "capacity": "80 GB"}
 
 
 def _read(file: str) -> Gpu:
     """Return the GPU that a file describes."""
-    try:
-        mapping, lines = yaml_lines.parse(_content(file), file)
-    except TriosimError as error:
-        raise OptionError(error.what, where=error.where, fix=error.fix) from None
+    mapping, lines = yaml_lines.parse(read_text(Path(file), OptionError), file, OptionError)
     if not isinstance(mapping, dict):
         raise OptionError("not a mapping of keys to values", where=file, fix="begin with 'name: my GPU'")
     where = partial(_where, file, lines)
@@ -54,19 +51,6 @@ def _read(file: str) -> Gpu:
             fix = "give it a name of its own, or write 'like: H100-SXM' to take its other figures"
             raise OptionError(f"'{name}' is a GPU of the catalogue", where=file, fix=fix)
     return gpu
-
-
-def _content(file: str) -> str:
-    path = Path(file)
-    try:
-        if path.is_file() and path.stat().st_size > LARGEST_FILE:
-            raise OptionError(f"larger than {LARGEST_FILE} bytes", where=file)
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise OptionError("not a text file", where=file, fix="a GPU file is YAML in UTF-8") from None
-    except (OSError, ValueError) as error:
-        what = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise OptionError(what, where=file, fix="give a YAML file, or a name that 'triosim gpus' lists") from None
 
 
 def _where(file: str, lines: Mapping[KeyPath, int], key: str) -> str:

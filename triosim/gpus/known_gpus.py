@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from triosim import yaml_lines
 from triosim.errors import OptionError, TriosimError
 from triosim.gpus.gpu import Gpu
 from triosim.gpus.gpu_keys import changed, values_of
+from triosim.input_files import yaml_lines
 
 #: GPUs of users' files that were read, so that compute models find them by name.
 _read: dict[str, Gpu] = {}

@@ -6,13 +6,13 @@ checked for its type, whether the architecture reads it or not.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from triosim.errors import TriosimError, nearest
+from triosim.input_files.reading import read_json
 from triosim.models.architectures.bert import Bert
 from triosim.models.architectures.clip import Clip, Tower
 from triosim.models.architectures.convnext import ConvNext
@@ -140,12 +140,7 @@ class Config:
 def read(path: str | os.PathLike[str]) -> Model:
     """Return the model that a config describes. Raises ``TriosimError`` that names the file and the key."""
     where = str(path)
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise TriosimError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=where) from error
-    except ValueError as error:
-        raise TriosimError(f"is not JSON: {error}", where=where) from error
+    content = read_json(Path(path), TriosimError)
     if not isinstance(content, dict):
         raise TriosimError("is not a config", where=where, fix="it must be a mapping of keys to sizes")
     kind, known = content.get("model_type"), f"known: {', '.join(_MAKERS)}"

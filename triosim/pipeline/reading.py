@@ -14,6 +14,7 @@ from triosim.config.run_config import option_named
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.parallelisms import Parallelisms, gpus_named_by
 from triosim.extrapolators.core.plan import batches
+from triosim.input_files.pipes import seekable
 from triosim.pipeline.graphs import graph_streams, refuse_without_graphs
 from triosim.pipeline.own_models import with_own_models
 from triosim.trace import Trace
@@ -68,7 +69,8 @@ def read(trace: TraceLike, config: RunConfig) -> Subject:
     if not isinstance(trace, (Trace, TaskStreams, str, PathLike)):
         raise OptionError(f"'{trace}' is no trace", where="trace", fix="give a Trace, a path, or the name of a model")
     if not isinstance(trace, (Trace, TaskStreams)):
-        trace_formats.refuse_empty(trace)
+        trace_formats.check_path(trace)
+        trace = seekable(trace)
     path = None if isinstance(trace, (Trace, TaskStreams)) else str(trace)
     content = content_of(trace, config)
     if isinstance(content, TaskStreams):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import types
 import typing
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from triosim.errors import TriosimError
+from triosim.input_files.reading import read_json
 from triosim.results.values import SCHEMA, ResultData
 
 _WITHOUT_WAITING = (
@@ -23,7 +22,7 @@ _WITHOUT_WAITING = (
 
 def read_result(path: Path) -> ResultData:
     """Return what a ``result.json`` holds. Raises ``TriosimError`` for whatever is no result."""
-    values = read_json(path)
+    values = read_json(path, TriosimError)
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         found = values.get("schema") if isinstance(values, dict) else type(values).__name__
         raise TriosimError(
@@ -49,21 +48,6 @@ def _check_recorded(recorded: Mapping[str, Any] | None, path: Path) -> None:
         part = (recorded or {}).get(name)
         if part is not None and not (isinstance(part, dict) and {*keys} <= part.keys()):
             raise TriosimError(f"'recorded.{name}' is not what --record wrote", where=str(path), fix="simulate again")
-
-
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file, gzipped or not."""
-    try:
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-        return json.loads(content)
-    except FileNotFoundError:
-        raise TriosimError("no such file", where=str(path)) from None
-    except (OSError, EOFError) as error:
-        raise TriosimError(f"cannot be read: {error}", where=str(path)) from None
-    except (ValueError, RecursionError) as error:
-        raise TriosimError(f"is not JSON: {error}", where=str(path), fix="name a file that --output wrote") from None
 
 
 def _read(kind: type, values: Any, file: str, within: str) -> Any:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from triosim.errors import OptionError, TraceError
+from triosim.input_files.limits import ELEMENTS
 from triosim.operators.features import base_name
 from triosim.sharding.dimensions import AxisKind
 from triosim.sharding.step_dimensions import StepDimensions
@@ -55,6 +57,8 @@ def resized(dimensions: StepDimensions, kind: AxisKind, old: int, new: int) -> l
         found = sized.get(tensor.id)
         if found is None:
             shape = dimensions.resized(tensor, kind, old, new)
+            if (elements := prod(shape)) > ELEMENTS.most:
+                ELEMENTS.check(elements, f"a {kind} of {new}")
             found = sized[tensor.id] = tensor if shape == tensor.shape else replace(tensor, shape=shape)
         return found
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from triosim.errors import OptionError
 from triosim.extrapolators.core.schedule_table import LETTERS, Action, ScheduleTable
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
+from triosim.input_files.reading import read_text
 from triosim.output_files import PathLike, writing_text
 
 _COLUMNS = ("rank", "slot", "action")
@@ -46,11 +47,7 @@ class CsvSchedule(PipelineSchedule):
 
 def read_table(path: str) -> ScheduleTable:
     """Return the schedule that a file holds. Raises ``OptionError`` that names the line for what is wrong with it."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not text"
-        raise OptionError(f"could not be read: {reason}", where=path, fix="give a CSV file") from None
+    text = read_text(Path(path), OptionError)
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines or [cell.strip() for cell in lines[0][1].split(",")] != list(_COLUMNS):
         raise OptionError("has no header of a schedule", where=f"{path} line 1", fix=f"begin with {','.join(_COLUMNS)}")

@@ -9,16 +9,16 @@ file's name says which one it was.
 from __future__ import annotations
 
 import csv
-import gzip
 import math
 import os
 import re
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from triosim import gpus as catalogue
 from triosim.errors import TriosimError, nearest
+from triosim.input_files.pipes import seekable
+from triosim.input_files.reading import read_text
 from triosim.networks.calibration.fit import nccl_tests
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.stored import KINDS
@@ -63,17 +63,7 @@ def collective_in_name(place: str) -> str | None:
 
 def text_of(place: str) -> str:
     """Return the text of a file, which may be compressed. Raises ``TriosimError`` where it has none."""
-    try:
-        data = Path(place).read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        fix = "give a CSV table, or the output of nccl-tests"
-        raise TriosimError("is not a text file", where=place, fix=fix) from None
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise TriosimError(f"cannot be read ({reason})", where=place) from None
+    return read_text(Path(seekable(place)), TriosimError)
 
 
 def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[MeasuredCollective]:

@@ -8,9 +8,7 @@ reason.
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,6 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from triosim.errors import TriosimError
+from triosim.input_files.pipes import seekable
+from triosim.input_files.reading import head
 from triosim.networks.calibration.fit import deepep_table, measured, nccl_tests, systems
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.fit.systems import MeasuredSystem
@@ -27,7 +27,6 @@ Algorithm = Literal["ring", "tree", "nvls", "nvls-tree", "not-nvls"]
 
 #: The kind of what nccl-tests calls sendrecv: every GPU sends its bytes to the next one.
 SEND_RECEIVE = "send_receive"
-_HEAD = 65536  # bytes of a file that show what it is
 #: The algorithms that a row may name, by words of the name (lower case); the first that fits.
 _ALGORITHMS: tuple[tuple[str, Algorithm | None], ...] = (
     (r"default", None),
@@ -79,11 +78,8 @@ class SystemRow:
 def is_collectives(path: str) -> bool:
     """Return whether a file is a table of collectives or the output of nccl-tests, by its beginning."""
     try:
-        with open(path, "rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
-            text = file.read(_HEAD).decode("utf-8-sig", errors="replace")
-    except (OSError, EOFError, ValueError, zlib.error):
+        text = head(Path(seekable(path))).decode("utf-8-sig", errors="replace")
+    except (OSError, ValueError):
         return False
     names = {name.strip() for name in text.partition("\n")[0].split(",")}
     if "collective" in names or ({"bytes"} < names and names & {*measured.COUNTS}):

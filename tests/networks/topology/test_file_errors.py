@@ -65,10 +65,10 @@ def message(folder: Path, text: str | bytes, **options: Any) -> str:
         ("topology: mesh", "topology: dgx-h100", "mesh.yaml:1: topology: unknown topology 'dgx-h100'; it is a preset"),
         ("topology: mesh", "topology: [mesh]", "mesh.yaml:1: topology: unknown topology"),
         ("topology: mesh\n", "", "mesh.yaml: 'topology' is missing"),
-        ("[4, 2]", "[4, 0]", "mesh.yaml:2: shape: 0 is not a whole number from 1 to 1000000"),
+        ("[4, 2]", "[4, 0]", "mesh.yaml:2: shape: 0 is not a whole number from 1 to 200000"),
         ("[4, 2]", "[4, -2]", "mesh.yaml:2: shape: -2 is not a whole number"),
         ("[4, 2]", "[4, 2.5]", "mesh.yaml:2: shape: 2.5 is not a whole number"),
-        ("[4, 2]", "[4000, 2000]", "mesh.yaml:2: shape: 8000000 GPUs are too many"),
+        ("[4, 2]", "[4000, 2000]", "mesh.yaml:2: shape: 8,000,000 GPUs are more than the limit of 200,000"),
         ("[4, 2]", "[]", "mesh.yaml:2: shape: 0 sides are not from 1 to 6"),
         ("[4, 2]", "4 by 2", "mesh.yaml:2: shape: '4 by 2' is not a whole number"),
         ("latency:", "gpus: 9\nlatency:", "mesh.yaml:4: gpus: shape 4x2 has 8 GPUs, not 9; leave one of the two out"),
@@ -154,11 +154,11 @@ def test_a_file_that_is_no_mapping(tmp_path: Path, content: bytes) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert message(tmp_path, b"\x89PNG\r\n\x1a\n\xff\xfe").startswith("mesh.yaml: not a text file")
+    assert message(tmp_path, b"\x89PNG\r\n\x1a\n\xff\xfe").startswith("mesh.yaml: is not text: byte 0 is not UTF-8")
     assert message(tmp_path, b"topology: \x00mesh").startswith("mesh.yaml")
     with pytest.raises(TopologyError, match=r"nothing\.yaml: no such file"):
         Topology.load(tmp_path / "nothing.yaml")
-    with pytest.raises(TopologyError, match=r"cannot be read \(Is a directory\)"):
+    with pytest.raises(TopologyError, match=r"cannot be read: Is a directory"):
         Topology.load(tmp_path)
 
 
@@ -178,12 +178,12 @@ def test_a_small_file_of_aliases_does_not_grow(tmp_path: Path) -> None:
         ("switch(bandwidth=1 GB/s)", "switch(bandwidth=1 GB/s): the number of GPUs is missing"),
         ("mesh(4x2, bandwith=1 GB/s)", "mesh(4x2, bandwith=1 GB/s): bandwith: unknown key; did you mean 'bandwidth'?"),
         ("ring(8, 9, bandwidth=1)", "ring(8, 9, bandwidth=1): 'gpus' is given twice"),
-        ("ring(0, bandwidth=1)", "ring(0, bandwidth=1): gpus: 0 is not a whole number from 1 to 1000000"),
+        ("ring(0, bandwidth=1)", "ring(0, bandwidth=1): gpus: 0 is not a whole number from 1 to 200000"),
         ("ring(-3, bandwidth=1)", "ring(-3, bandwidth=1): gpus: -3 is not a whole number"),
         ("ring(eight, bandwidth=1)", "ring(eight, bandwidth=1): gpus: 'eight' is not a whole number"),
-        ("switch(2000000, bandwidth=1)", "switch(2000000, bandwidth=1): gpus: 2000000 is not a whole number"),
-        ("fully_connected(90000, bandwidth=1)", "fully_connected(90000, bandwidth=1): gpus: fully_connected of 90000"),
-        ("tree(levels=900000, bandwidth=1)", "tree(levels=900000, bandwidth=1): levels: 10000000 GPUs are too many"),
+        ("switch(2000000, bandwidth=1)", "switch(2000000, bandwidth=1): gpus: 2000000 is not a whole number from 1 to 200000"),
+        ("fully_connected(90000, bandwidth=1)", "fully_connected(90000, bandwidth=1): gpus: 8,099,910,000 links are more than"),
+        ("tree(levels=900000, bandwidth=1)", "tree(levels=900000, bandwidth=1): levels: 900000 is not a whole number"),
         ("fat_tree(k=3, bandwidth=1)", "fat_tree(k=3, bandwidth=1): k: k: 3 is not an even number"),
         ("hybrid_cube_mesh(4, bandwidth=1)", "hybrid_cube_mesh(4, bandwidth=1): gpus: a hybrid cube mesh has 8 GPUs, not 4"),
         ("dgx-h100(gpus=12)", "dgx-h100(gpus=12): gpus: 12 GPUs are not whole nodes of 8; write 16"),

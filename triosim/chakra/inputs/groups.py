@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from triosim.chakra.inputs.json_keys import load_object
 from triosim.errors import TopologyError
+from triosim.input_files.reading import read_object
 
 Groups = Mapping[int, tuple[int, ...]]
 
 
 def read_groups(path: Path, ranks: int) -> Groups:
     """Return the groups of a file by their number. Raises ``TopologyError`` for one that cannot be of so many ranks."""
-    return dict(_group(str(path), name, members, ranks) for name, members in load_object(path).items())
+    return dict(_group(str(path), name, members, ranks) for name, members in read_object(path, TopologyError).items())
 
 
 def _group(where: str, name: str, members: object, ranks: int) -> tuple[int, tuple[int, ...]]:

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from triosim.errors import TopologyError
-
-
-def load_object(path: Path) -> Mapping[str, Any]:
-    """Return the object that a JSON file holds."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TopologyError(f"cannot be read: {error.strerror}", where=str(path), fix="give a readable file") from None
-    except ValueError as error:
-        raise TopologyError(f"is not JSON: {error}", where=str(path), fix="write it again") from None
-    if not isinstance(found, dict):
-        raise TopologyError("is not a JSON object", where=str(path), fix="write keys and values in braces")
-    return found
 
 
 class Keys:

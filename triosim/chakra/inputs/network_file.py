@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from triosim.errors import TopologyError
+from triosim.input_files import yaml_lines
+from triosim.input_files.reading import head, read_text
 
 BLOCKS = ("Ring", "FullyConnected", "Switch")
 
@@ -38,19 +38,14 @@ class NetworkFile:
 def is_network(path: Path) -> bool:
     """Return whether a file is a network of ASTRA-sim's."""
     try:
-        return path.is_file() and "npus_count" in path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
+        return path.is_file() and b"npus_count" in head(path)
+    except OSError:
         return False
 
 
 def read_network(path: Path) -> NetworkFile:
     """Return the network of a file. Raises ``TopologyError`` where it is not one."""
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TopologyError(f"cannot be read: {error.strerror}", where=str(path), fix="give a readable file") from None
-    except yaml.YAMLError as error:
-        raise TopologyError(f"is not YAML: {error}", where=str(path), fix="write it again") from None
+    found, _ = yaml_lines.parse(read_text(path, TopologyError), str(path))
     keys = ("topology", "npus_count", "bandwidth", "latency")
     if not isinstance(found, dict) or any(not isinstance(found.get(key), list) for key in keys):
         raise TopologyError(

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from triosim.chakra.inputs.json_keys import Keys, load_object
+from triosim.chakra.inputs.json_keys import Keys
 from triosim.errors import TopologyError, nearest
+from triosim.input_files.reading import read_object
 
 
 class MemoryType(Enum):
@@ -39,7 +40,7 @@ class RemoteMemoryFile:
 
 def read_remote_memory(path: Path) -> RemoteMemoryFile:
     """Return the remote memory of a file. Raises ``TopologyError`` where it is not one."""
-    keys = Keys(load_object(path), str(path))
+    keys = Keys(read_object(path, TopologyError), str(path))
     kinds = {kind.value: kind for kind in MemoryType}
     name = keys.text("memory-type")
     if name not in kinds:

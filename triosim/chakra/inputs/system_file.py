@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import yaml
-
-from triosim.chakra.inputs.json_keys import Keys, load_object
+from triosim.chakra.inputs.json_keys import Keys
 from triosim.chakra.nodes import CollectiveType
 from triosim.errors import TopologyError
+from triosim.input_files import yaml_lines
+from triosim.input_files.reading import read_object, read_text
 
 #: The collectives that are simulated, and the word for each in the keys.
 SIMULATED: Mapping[CollectiveType, str] = {
@@ -88,7 +88,7 @@ def read_system(path: Path, folder: Path | None = None) -> SystemFile:
     Paths in it are relative to ``folder``, by default the file's own, or else to the current one.
     Raises ``TopologyError`` where a value is of a wrong type.
     """
-    keys = Keys(load_object(path), str(path))
+    keys = Keys(read_object(path, TopologyError), str(path))
     folder = path.parent if folder is None else folder
     optimization = keys.choice("collective-optimization", ("baseline", "localBWAware"))
     bandwidth, peak = keys.number("local-mem-bw", 0.0), keys.number("peak-perf", 0.0)
@@ -160,12 +160,7 @@ def _found(folder: Path, name: str) -> Path:
 
 
 def _by_node(path: Path, folder: Path) -> dict[int, Path]:
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise TopologyError(
-            f"cannot be read: {error}", where=str(path), fix="give a mapping of node ids to prefixes"
-        ) from None
+    found, _ = yaml_lines.parse(read_text(path, TopologyError), str(path))
     if not isinstance(found, dict) or not all(
         isinstance(node, int) and isinstance(p, str) for node, p in found.items()
     ):

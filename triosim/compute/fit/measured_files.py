@@ -19,10 +19,10 @@ from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.errors import OptionError, TriosimError
 from triosim.gpus import Gpu
+from triosim.input_files.reading import head
 from triosim.operators import features
 from triosim.trace import Trace
 from triosim.trace import formats as trace_formats
-from triosim.trace.formats.files import head
 
 #: The name that stands for the GPUs of all rows.
 ALL_GPUS = "all"

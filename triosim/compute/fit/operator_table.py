@@ -34,10 +34,10 @@ from triosim.compute import csv_table
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.errors import TriosimError, nearest
 from triosim.gpus import Gpu
+from triosim.input_files.reading import read_text
 from triosim.operators.shape_checks import contradiction
 from triosim.output_files import writing_text
 from triosim.trace import DTYPE_BYTES, PHASES, Operator, Phase, Tensor, dtype_name
-from triosim.trace.formats.files import read_text
 
 REQUIRED = ("operator", "phase", "dtype", "inputs", "outputs", "seconds")
 COLUMNS = (

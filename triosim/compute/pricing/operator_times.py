@@ -9,7 +9,6 @@ that match one operator, the later holds.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,12 @@ from typing import Any
 
 from triosim.compute import csv_table
 from triosim.errors import TriosimError, nearest
+from triosim.input_files import yaml_lines
+from triosim.input_files.pipes import seekable
+from triosim.input_files.reading import parse_json, read_text
 from triosim.operators.features import base_name
 from triosim.trace import PHASES, Operator, Trace
-from triosim.units import parse_time
+from triosim.units import LONGEST_SECONDS, parse_time
 
 _KEYS = ("id", "operator", "layer", "phase", "seconds", "time")
 
@@ -49,7 +51,9 @@ class OperatorTimeEntry:
 
 def load(path: str | os.PathLike[str]) -> list[OperatorTimeEntry]:
     """Read a file of operator times. Raises ``TriosimError`` that names the line or entry and what would be right."""
-    rows = _csv_rows(path) if Path(path).suffix.lower() == ".csv" else _list_rows(path)
+    path = seekable(path)
+    is_table = Path(path).suffix.lower() == ".csv" or len({*csv_table.header_of(path)} & {*_KEYS}) > 1
+    rows = _csv_rows(path) if is_table else _list_rows(path)
     entries = [_entry(row, where) for where, row in rows]
     if not entries:
         raise TriosimError("holds no times", where=str(path), fix="give at least one entry")
@@ -87,21 +91,11 @@ def _csv_rows(path: str | os.PathLike[str]) -> list[tuple[str, Mapping[str, Any]
 
 def _list_rows(file: str | os.PathLike[str]) -> list[tuple[str, Mapping[str, Any]]]:
     path = str(file)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TriosimError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=path) from error
-    try:
-        if path.lower().endswith(".json"):
-            content = json.loads(text)
-        else:
-            import yaml
-
-            content = yaml.safe_load(text)
-    except ValueError as error:
-        raise TriosimError(f"is not JSON: {error}", where=path) from error
-    except Exception as error:  # yaml.YAMLError, which is imported late
-        raise TriosimError(f"is not YAML: {' '.join(str(error).split())}", where=path) from error
+    text = read_text(Path(path), TriosimError)
+    if path.lower().endswith(".json") or text.lstrip().startswith("["):
+        content = parse_json(text, path, TriosimError)
+    else:
+        content, _ = yaml_lines.parse(text, path, TriosimError)
     if not isinstance(content, list):
         raise TriosimError("is not a list", where=path, fix="write entries such as '- {operator: conv2d, time: 12 us}'")
     rows: list[tuple[str, Mapping[str, Any]]] = []
@@ -125,8 +119,8 @@ def _entry(row: Mapping[str, Any], where: str) -> OperatorTimeEntry:
         raise TriosimError(f"seconds: {row['seconds']!r} is not a number", where=where) from None
     except TriosimError as error:
         raise TriosimError(error.what, where=where, fix=error.fix) from None
-    if not 0 <= seconds < math.inf:
-        raise TriosimError(f"a time of {seconds:g} seconds", where=where, fix="times are finite and not negative")
+    if not 0 <= seconds <= LONGEST_SECONDS:
+        raise TriosimError(f"a time of {seconds:g} seconds", where=where, fix=f"give 0 to {LONGEST_SECONDS:g}")
     phase = row.get("phase")
     if phase is not None and phase not in PHASES:
         raise TriosimError(f"unknown phase '{phase}'", where=where, fix=nearest(str(phase), PHASES))

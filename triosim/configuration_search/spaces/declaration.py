@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from triosim import gpus as catalogue
-from triosim import plugins, yaml_lines
+from triosim import plugins
 from triosim.config import COMMON, RunConfig, flags
 from triosim.config.file import content_of, place_of
 from triosim.config.run_config import option_named
@@ -32,6 +32,7 @@ from triosim.configuration_search.spaces.subject import SearchSubject, subject_o
 from triosim.errors import OptionError, TriosimError, nearest
 from triosim.extrapolators.core.recompute import check_policy
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
+from triosim.input_files import yaml_lines
 
 #: Options that no axis can be: those of the subject, of the output, and mappings.
 _FIXED = frozenset({"trace_format", "conditions", "options", "timeline", "links", "fail_on_oom", "iterations", "draws"})

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from triosim.config.stacks import ProductKind
+from triosim.input_files.limits import ELEMENTS, FORWARD_OPERATORS
 from triosim.models.operators.layout import Shape, Strides, contiguous
 from triosim.trace import Category, Operator, Phase, Tensor, Trace
 
@@ -122,6 +124,8 @@ class Tape:
 
     def new(self, shape: Shape, dtype: str, strides: Strides | None = None, category: Category | None = None) -> Value:
         """Return a value in new memory."""
+        if (elements := prod(shape)) > ELEMENTS.most:
+            ELEMENTS.check(elements, self.layer or "the model")
         self._storages += 1
         self.categories[self._storages] = category or _CATEGORIES[self.phase]
         return Value(self, shape, dtype, self._storages, strides)
@@ -165,6 +169,8 @@ class Tape:
         given = tuple([self._number(value) for value in inputs])
         made = tuple([self._number(value) for value in outputs])
         full = name if "::" in name else f"aten::{name}"
+        if self.phase == "forward" and len(self.operators) >= FORWARD_OPERATORS.most:
+            FORWARD_OPERATORS.check(len(self.operators) + 1, "the model")
         self.operators.append(_Recorded(full, self.phase, self.layer, given, made, self.differentiates, attributes))
         return len(self.operators)
 

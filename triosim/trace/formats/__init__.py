@@ -6,13 +6,16 @@ or, for a distributed step, ``TaskStreams``. The built-in ones are tried before 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from triosim import plugins
 from triosim.errors import OptionError, PluginError, TraceError
+from triosim.input_files.pipes import renamed, seekable
 from triosim.trace.formats.native import streams_json, trace_json
 from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Trace
@@ -38,12 +41,12 @@ def read(path: str | os.PathLike[str], format: str | TraceFormat | None = None) 
     """Return the trace at ``path``, a file or a directory; the task streams, where it holds those of a distributed step.
 
     ``format`` is the name of a format (``json``, ``streams``, ``csv``, ``pytorch`` or a plug-in's) or a loaded one; by default
-    it is found by content. Raises ``TraceError`` when there is no trace, or when it contradicts itself.
+    it is found by content. ``-`` is standard input. Raises ``TraceError`` when there is no trace, or it contradicts itself.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise OptionError(f"{path!r} is not a path", where="trace", fix="give a file or a folder")
-    refuse_empty(path)
-    file = Path(path)
+    check_path(path)
+    file = Path(seekable(path))
     try:
         if not file.exists():
             raise TraceError("there is no such file or directory", where=str(path))
@@ -54,13 +57,18 @@ def read(path: str | os.PathLike[str], format: str | TraceFormat | None = None) 
         raise TraceError(f"cannot be read: {reason}", where=str(path)) from error
     if not isinstance(trace, (Trace, TaskStreams)):
         raise PluginError(f"gave a {type(trace).__name__} for {file}, not a Trace", where=str(format or chosen.NAME))
-    return trace
+    return replace(trace, source=renamed(trace.source))
 
 
-def refuse_empty(path: str | os.PathLike[str]) -> None:
-    """Raise ``OptionError`` for an empty path, which Python takes for the current folder."""
+def check_path(path: str | os.PathLike[str]) -> None:
+    """Raise ``OptionError`` for what can be no path: an empty one, which Python takes for the current folder, or a long one."""
     if not os.fspath(path):
         raise OptionError("the path is empty", where="trace", fix="give a file or a folder; '.' is the current one")
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
+            raise OptionError("is not a path", where=os.fspath(path), fix="give a file or a folder") from None
 
 
 def read_trace(path: str | os.PathLike[str], format: str | TraceFormat | None = None) -> Trace:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from triosim.errors import TraceError, nearest
+from triosim.input_files.reading import head, read_text
 from triosim.trace.autograd import forward_names, short_name
 from triosim.trace.formats import tensor_categories
-from triosim.trace.formats.files import head, read_text
 from triosim.trace.formats.unclassified import (
     CategoryHints,
     RawTensor,

@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 
 from triosim.errors import TraceError, nearest
 
-#: Longer than any step, and small enough that sums of times stay finite.
-LONGEST_SECONDS = 1e9
 LARGEST_INTEGER = 2**63 - 1
 
 

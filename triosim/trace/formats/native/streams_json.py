@@ -14,8 +14,8 @@ from typing import Any
 
 from triosim.errors import TraceError
 from triosim.garbage_collector import without_collecting
+from triosim.input_files.reading import head, read_object
 from triosim.output_files import writing_text
-from triosim.trace.formats.files import head, read_json
 from triosim.trace.formats.native.checks import Checks
 from triosim.trace.formats.native.trace_json import TraceReader, lines
 from triosim.trace.task_streams import TaskStreams
@@ -35,7 +35,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path) -> TaskStreams:
     """Return the task streams in a file. Raises ``TraceError`` that names the file and the key that is wrong."""
     with without_collecting():
-        return StreamsReader(str(path)).streams(read_json(path))
+        return StreamsReader(str(path)).streams(read_object(path))
 
 
 def write(streams: TaskStreams, path: str | os.PathLike[str]) -> None:

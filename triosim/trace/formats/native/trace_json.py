@@ -17,11 +17,13 @@ from typing import Any
 
 from triosim.errors import TraceError
 from triosim.garbage_collector import without_collecting
+from triosim.input_files.limits import ELEMENTS
+from triosim.input_files.reading import head, read_object
 from triosim.output_files import writing_text
-from triosim.trace.formats.files import head, read_json
-from triosim.trace.formats.native.checks import LARGEST_INTEGER, LONGEST_SECONDS, Checks, shown
+from triosim.trace.formats.native.checks import LARGEST_INTEGER, Checks, shown
 from triosim.trace.formats.native.records import communication, keys_of, marks, storages, to_row
 from triosim.trace.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Tensor, Trace
+from triosim.units import LONGEST_SECONDS
 
 NAME = "json"
 SCHEMA = "triosim-trace/1"
@@ -35,7 +37,6 @@ TENSOR_KEYS = {"id": True, "shape": True, "dtype": True, "category": True, "stor
 OPERATOR_KEYS = keys_of(Operator)
 del OPERATOR_KEYS["recomputed"]  # which a simulation finds out
 
-MOST_ELEMENTS = 2**59
 #: The largest values of an operator's optional numbers.
 _MOST = {"busy_seconds": LONGEST_SECONDS, "host_seconds": LONGEST_SECONDS, "flops": 1e30, "relative_error": 1e6}
 
@@ -55,7 +56,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path) -> Trace:
     """Return the trace in a file. Raises ``TraceError`` that names the file and the key that is wrong."""
     with without_collecting():
-        return TraceReader(str(path)).trace(read_json(path))
+        return TraceReader(str(path)).trace(read_object(path))
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -86,6 +87,7 @@ class TraceReader(Checks):
             self.text(value, f"software.{key}")
             self.text(key, "software")
         tensors = self.tensors(self.rows(data["tensors"], "tensors", "a list of tensors"))
+        self.check_batch(batch_size, [tensor.shape for tensor in tensors.values() if tensor.category == "input"])
         rows = self.rows(data["operators"], "operators", "a list of operators")
         if not rows:
             self.fail("operators", "the trace has no operators", "capture at least one step")
@@ -93,6 +95,15 @@ class TraceReader(Checks):
         marked = marks(self, data.get("marks", []), len(operators))
         stored = storages(self, data.get("storages", []), len(operators))
         return Trace(operators, batch_size, model, gpu, times, step, software, self.file, marked, stored)
+
+    def check_batch(self, batch_size: int, inputs: list[tuple[int, ...]]) -> None:
+        """Check that an input has so many samples along its first or second dimension, or so many lengths of sequences."""
+        sizes = {size for shape in inputs for size in shape[:2]}
+        if sizes and not any(size and (size % batch_size == 0 or size == batch_size + 1) for size in sizes):
+            shown_inputs = ", ".join(map(str, inputs[:2]))
+            self.fail(
+                "batch_size", f"{batch_size} samples are in no input: {shown_inputs}", "give the inputs' batch size"
+            )
 
     def tensors(self, items: list[Any]) -> dict[int, Tensor]:
         """Return the tensors by id."""
@@ -113,8 +124,8 @@ class TraceReader(Checks):
             if not plain or (shape and min(shape) < 0):
                 for dim, size in enumerate(shape):
                     self.integer(size, f"tensors[{index}].shape[{dim}]")
-            if math.prod(shape) > MOST_ELEMENTS:
-                self.fail(f"tensors[{index}].shape", f"{shown(shape)} has more elements than any memory holds")
+            if (elements := math.prod(shape)) > ELEMENTS.most:
+                ELEMENTS.check(elements, f"{self.file}: tensors[{index}].shape", TraceError)
             if type(dtype) is not str or dtype not in DTYPE_BYTES:
                 self.choice(dtype, tuple(DTYPE_BYTES), f"tensors[{index}].dtype")
             if type(category) is not str or category not in _CATEGORIES:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from triosim.errors import TraceError
-from triosim.trace.formats.files import head, read_json
+from triosim.input_files.reading import head, read_object
 from triosim.trace.formats.unclassified import RawTensor
 
 USER_SCOPE = 7  # torch's RecordScope: an annotation, no call
@@ -103,7 +103,7 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path, *, on_gpu: bool) -> list[ExecutionTraceNode]:
     """Return the nodes in the order in which they began, with their children; ``on_gpu`` leaves tensors on the host out."""
-    data = read_json(path)
+    data = read_object(path, unique_keys=False)
     schema = str(data.get("schema"))
     if not re.match(r"1\.[01]\.", schema):
         raise TraceError(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from triosim.errors import TraceError
-from triosim.trace.formats.files import head, read_json
+from triosim.input_files.reading import head, read_object
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver")
 _WORK = ("kernel", "gpu_memset", "gpu_memcpy")
@@ -115,7 +115,7 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Profile:
     """Read a profiler file."""
-    data = read_json(path)
+    data = read_object(path, unique_keys=False)
     events = data.get("traceEvents")
     if not isinstance(events, list):
         raise TraceError("has no list of events", where=f"{path}: traceEvents", fix="give a PyTorch profiler file")

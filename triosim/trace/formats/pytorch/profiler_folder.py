@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from triosim.errors import TraceError
+from triosim.input_files.reading import head
 from triosim.trace.formats import tensor_categories
-from triosim.trace.formats.files import head
 from triosim.trace.formats.pytorch import execution_trace, kineto, memory_events, profiler_only, rank_profiles
 from triosim.trace.formats.pytorch.execution_trace import ExecutionTraceNode
 from triosim.trace.formats.pytorch.kineto import Profile

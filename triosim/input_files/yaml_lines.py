@@ -9,24 +9,29 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from triosim.errors import TopologyError
+from triosim.errors import TopologyError, TriosimError
+from triosim.input_files.limits import YAML_BYTES
 
 Path = tuple[str | int, ...]
 DEEPEST = 16
 
 
-def parse(text: str, source: str) -> tuple[Any, dict[Path, int]]:
-    """Return the value that a YAML text stands for and the lines of its keys and items, by path; () is the whole."""
+def parse(text: str, source: str, error: type[TriosimError] = TopologyError) -> tuple[Any, dict[Path, int]]:
+    """Return the value that a YAML text stands for and the lines of its keys and items, by path; () is the whole.
+
+    Raises ``error`` that names the line of what is no YAML.
+    """
     import yaml
 
-    reader = _Reader(yaml, text, source)
+    YAML_BYTES.check(len(text), source, error)
+    reader = _Reader(yaml, text, source, error)
     try:
         return reader.document(), reader.lines
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+    except yaml.YAMLError as failed:
+        mark = getattr(failed, "problem_mark", None)
         where = source if mark is None else f"{source}:{mark.line + 1}"
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
-        raise TopologyError(f"not valid YAML: {problem}", where=where) from None
+        problem = getattr(failed, "problem", None) or getattr(failed, "reason", None) or "it cannot be read"
+        raise error(f"not valid YAML: {problem}", where=where) from None
 
 
 def arguments(text: str, source: str) -> list[tuple[str, Any]]:
@@ -59,9 +64,10 @@ def split_arguments(text: str) -> list[str]:
 class _Reader:
     """Builds values from PyYAML's events, which know their lines."""
 
-    def __init__(self, yaml: Any, text: str, source: str) -> None:
+    def __init__(self, yaml: Any, text: str, source: str, error: type[TriosimError]) -> None:
         self.yaml = yaml
         self.source = source
+        self.kind = error
         self.lines: dict[Path, int] = {}
         self.events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         self.scalars = yaml.SafeLoader("")
@@ -125,5 +131,5 @@ class _Reader:
         except (ValueError, TypeError, OverflowError):  # a date such as 2020-99-99
             raise self.error(f"'{event.value}' is not a value", event, "put it in quotes if it is a name") from None
 
-    def error(self, what: str, event: Any, fix: str | None = None) -> TopologyError:
-        return TopologyError(what, where=f"{self.source}:{event.start_mark.line + 1}", fix=fix)
+    def error(self, what: str, event: Any, fix: str | None = None) -> TriosimError:
+        return self.kind(what, where=f"{self.source}:{event.start_mark.line + 1}", fix=fix)

@@ -1,0 +1,73 @@
+"""Traces and tables that come through a pipe, and results that go into one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from triosim.trace import formats
+
+TRACE = Path(__file__).parents[2] / "examples" / "traces" / "resnet50_a100_fake.json.gz"
+
+
+def triosim(*arguments: str, given: bytes = b"", cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-m", "triosim", *arguments], input=given, capture_output=True, cwd=cwd)
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_trace_comes_through_standard_input(name: str, compressed: bool) -> None:
+    content = TRACE.read_bytes()
+    done = triosim("show", name, given=content if compressed else gzip.decompress(content))
+    assert done.returncode == 0
+    assert b"resnet50" in done.stdout
+    assert b"standard input" in done.stdout or b"dev-stdin" in done.stdout
+
+
+def test_what_is_wrong_with_standard_input_is_said_of_it() -> None:
+    done = triosim("simulate", "-", given=gzip.decompress(TRACE.read_bytes())[:5000])
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"triosim: error: standard input: line ")
+    assert b"truncated" in done.stderr
+
+
+def test_a_fifo_is_read_once_and_simulated(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_bytes, args=(TRACE.read_bytes(),))
+    writer.start()
+    found = formats.read_trace(fifo)
+    writer.join()
+    assert found.model == "resnet50"
+
+
+def test_a_table_of_times_comes_through_a_pipe(tmp_path: Path) -> None:
+    given = b"operator,seconds\nconvolution,0.001\n"
+    done = triosim("simulate", str(TRACE), "--operator-times", "/dev/stdin", "-q", "-o", "-", given=given)
+    assert done.returncode == 0, done.stderr
+    plain = json.loads(triosim("simulate", str(TRACE), "-q", "-o", "-").stdout)
+    assert json.loads(done.stdout)["step_time_s"] != plain["step_time_s"]
+
+
+def test_standard_output_has_the_output_alone(tmp_path: Path) -> None:
+    done = triosim("simulate", str(TRACE), "-o", "-")
+    assert json.loads(done.stdout)["schema"] == "triosim-result/1"
+    assert "step time" in done.stderr.decode()
+    twice = triosim("simulate", str(TRACE), "-o", "-", "--report", "-")
+    assert (twice.returncode, twice.stdout) == (2, b"")
+
+
+def test_the_temporary_file_of_a_pipe_is_gone_afterwards(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run(
+        [sys.executable, "-m", "triosim", "show", "-"], input=TRACE.read_bytes(), env=environment, check=True,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []

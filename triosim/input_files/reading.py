@@ -1,0 +1,123 @@
+"""Reads files: compressed or not, by their first bytes, and JSON that may be damaged.
+
+Nothing is read beyond the limits: a compressed file that would fill the memory ends when it has expanded too far.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from triosim.errors import TraceError, TriosimError
+from triosim.input_files.limits import EXPANDED_BYTES, EXPANSION, FILE_BYTES
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+#: No quantity has more digits. Of longer whole numbers Python refuses some, and others become no float.
+_MOST_DIGITS = 25
+_LONG_NUMBER = re.compile(rf"\d{{{_MOST_DIGITS},}}")
+_PIECE = 1 << 20
+
+
+def head(path: Path, size: int = 65536) -> bytes:
+    """Return the first bytes of a file, uncompressed; fewer where it is damaged."""
+    with open(path, "rb") as file:
+        start = file.read(size)
+    if not start.startswith(GZIP_MAGIC):
+        return start
+    try:
+        return zlib.decompressobj(wbits=31).decompress(start, size)
+    except zlib.error:
+        return b""
+
+
+def read_bytes(path: Path, error: type[TriosimError] = TraceError) -> bytes:
+    """Return a file's content, uncompressed. Raises ``error`` when it cannot be read, is damaged, or is beyond the limits."""
+    try:
+        FILE_BYTES.check(path.stat().st_size, str(path), error)
+        data = path.read_bytes()
+    except (OSError, ValueError) as failed:  # the latter of a path with a null character
+        raise error(f"cannot be read: {getattr(failed, 'strerror', None) or failed}", where=str(path)) from failed
+    return _decompressed(data, str(path), error) if data.startswith(GZIP_MAGIC) else data
+
+
+def _decompressed(data: bytes, where: str, error: type[TriosimError]) -> bytes:
+    found: list[bytes] = []
+    size = 0
+    try:
+        with BytesIO(data) as source, gzip.GzipFile(fileobj=source) as file:
+            while piece := file.read(_PIECE):
+                found.append(piece)
+                size += len(piece)
+                (EXPANDED_BYTES if size > EXPANSION * source.tell() else FILE_BYTES).check(size, where, error)
+    except (OSError, EOFError, zlib.error) as failed:
+        raise error(f"is a damaged gzip file ({failed})", where=where, fix="it may be truncated") from None
+    return b"".join(found)
+
+
+def read_text(path: Path, error: type[TriosimError] = TraceError) -> str:
+    """Return a file's text, uncompressed. Raises ``error`` where ``read_bytes`` does, and for what is no UTF-8."""
+    try:
+        return read_bytes(path, error).decode("utf-8-sig")
+    except UnicodeDecodeError as failed:
+        raise error(f"is not text: byte {failed.start} is not UTF-8", where=str(path)) from None
+
+
+def read_json(path: Path, error: type[TriosimError] = TraceError, *, unique_keys: bool = True) -> Any:
+    """Return what a JSON file holds. Raises ``error`` that names line and column where it breaks off.
+
+    With ``unique_keys`` a key that is written twice in one object is refused, of which Python's reader takes the last.
+    """
+    return parse_json(read_text(path, error), str(path), error, unique_keys=unique_keys)
+
+
+def read_object(path: Path, error: type[TriosimError] = TraceError, *, unique_keys: bool = True) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises ``error`` for anything else."""
+    found = read_json(path, error, unique_keys=unique_keys)
+    if not isinstance(found, dict):
+        raise error("is not a JSON object", where=str(path), fix="begin with {")
+    return found
+
+
+def parse_json(text: str, where: str, error: type[TriosimError] = TraceError, *, unique_keys: bool = True) -> Any:
+    """Return the value of a JSON text, ``where`` it is from. Raises ``error`` for what is none."""
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_unique if unique_keys else None,
+            parse_int=_whole if _LONG_NUMBER.search(text) else None,  # a call for each number, which takes its time
+        )
+    except json.JSONDecodeError as failed:
+        truncated = failed.pos >= len(text.rstrip()) or failed.msg.startswith("Unterminated")
+        raise error(
+            f"is not JSON: {failed.msg}",
+            where=f"{where}: line {failed.lineno} column {failed.colno}",
+            fix="the file seems to be truncated" if truncated else None,
+        ) from None
+    except RecursionError:
+        raise error("is nested too deeply", where=where) from None
+    except _RefusedError as refused:
+        raise error(refused.what, where=where, fix=refused.fix) from None
+
+
+class _RefusedError(TriosimError):
+    """What Python's reader of JSON would accept."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise _RefusedError(f"has the key '{twice:.60}' twice in one object", fix="keep one of the two")
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise _RefusedError(f"holds a number of {len(digits)} digits", fix="no quantity has so many")
+    return int(digits)
