@@ -95,7 +95,12 @@ def test_a_broken_key_is_named_with_what_would_be_right(
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("", "is not JSON"), ("{", "is not JSON"), ("[]", "is not a config"), ("{}", "the key 'model_type' is missing")],
+    [
+        ("", "line 1 column 1: is not JSON"),
+        ("{", "line 1 column 2: is not JSON"),
+        ("[]", "is not a config"),
+        ("{}", "the key 'model_type' is missing"),
+    ],
 )
 def test_what_is_no_config_is_named(tmp_path: Path, text: str, expected: str) -> None:
     assert said(tmp_path, text).startswith(expected)

@@ -165,7 +165,7 @@ def test_what_is_no_result_is_refused_in_one_line_that_names_the_file(tmp_path: 
 
 
 def test_a_result_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TriosimError, match="no such file"):
+    with pytest.raises(TriosimError, match="No such file"):
         Result.load(tmp_path / "none.json")
 
 

@@ -48,8 +48,11 @@ class CsvTable:
 
 
 def header_of(path: str | os.PathLike[str]) -> list[str]:
-    """Return the cells of a file's first line that is no comment; none where there is none."""
-    lines = head(Path(seekable(path)), 4096).decode("utf-8-sig", "replace").splitlines()
+    """Return the cells of a file's first line that is no comment; none where there is none, or no file."""
+    try:
+        lines = head(Path(seekable(path)), 4096).decode("utf-8-sig", "replace").splitlines()
+    except (OSError, ValueError):  # reading it says why
+        return []
     return next((_cells(line) for line in lines if _is_row(line)), [])
 
 

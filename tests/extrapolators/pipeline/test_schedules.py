@@ -426,7 +426,7 @@ def test_a_file_without_the_header_is_refused(tmp_path: Path) -> None:
         ("dualpipe", 4, 6, None, "even number of 8 or more"),
         ("dualpipe", 4, 9, None, "even number of 8 or more"),
         ("1f1b", 4, 8, 2, "'1f1b' has no virtual stages"),
-        ("nowhere.csv", 4, 8, None, "could not be read"),
+        ("nowhere.csv", 4, 8, None, "cannot be read"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
+from copy import copy
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from triosim.reports.terminal.console import new_console
+
+#: The narrowest column of names, in characters with their padding.
+_NAME = 16
+#: Figures with their units are shorter and are not broken; longer text is, between words.
+_FIGURE = 14
 
 
 def plain_text(shown: RenderableType, width: int = 100) -> str:
@@ -18,6 +24,30 @@ def plain_text(shown: RenderableType, width: int = 100) -> str:
     file = io.StringIO()
     new_console(file=file, width=width, color_system=None, force_terminal=False).print(shown)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+class _FittingTable(Table):
+    """A table that leaves its last columns out where the terminal is too narrow for whole words, and names them below."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        kept = self._kept(console, options)
+        shown = copy(self)
+        shown.columns = self.columns[:kept]
+        if kept < len(self.columns):
+            left_out = ", ".join(str(column.header) for column in self.columns[kept:])
+            said = Text(f"a wider terminal also shows: {left_out}")
+            shown.caption = said if self.caption is None else Text("\n").join((Text(str(self.caption)), said))
+        yield from Table.__rich_console__(shown, console, options)
+
+    def _kept(self, console: Console, options: ConsoleOptions) -> int:
+        """Return how many columns fit: all of a figure is shown, and at least so much of a name as tells it from others."""
+        left = options.max_width
+        for index, column in enumerate(self.columns):
+            measured = self._measure_column(console, options.update_width(10 * options.max_width), column)
+            left -= min(measured.maximum, _NAME if index == 0 else max(_FIGURE, measured.minimum))
+            if left < 0:
+                return max(index, 2)
+        return len(self.columns)
 
 
 def table(
@@ -32,7 +62,7 @@ def table(
 
     It has at most so many rows; a last one says how many ``more`` there are.
     """
-    made = Table(
+    made = _FittingTable(
         title=title,
         title_justify="left",
         title_style="bold",

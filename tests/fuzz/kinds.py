@@ -1,0 +1,398 @@
+"""The kinds of input: for each a small sound example, the commands that read it, and how it is changed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fuzz import mutations
+from tests.fuzz.command_lines import random_command
+from triosim import cli
+from triosim.errors import TriosimError
+
+ROOT = Path(__file__).parents[2]
+PROFILE = ROOT / "tests" / "trace" / "formats" / "pytorch" / "data" / "cnn_cpu_torch213"
+
+Mutation = Callable[[bytes, random.Random], bytes]
+
+
+def _as_json(data: bytes, draw: random.Random) -> bytes:
+    return mutations.of_json(data.decode(), draw).encode("utf-8", "surrogatepass")
+
+
+def _as_text(data: bytes, draw: random.Random) -> bytes:
+    return mutations.of_text(data.decode(), draw).encode("utf-8", "surrogatepass")
+
+
+def _packed(data: bytes, draw: random.Random) -> bytes:
+    return mutations.compressed(_as_json(data, draw), draw)
+
+
+def _inside(data: bytes, draw: random.Random) -> bytes:
+    return (
+        mutations.of_bytes(data, draw) if draw.random() < 0.2 else gzip.compress(_as_json(gzip.decompress(data), draw))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of input: ``make`` writes a sound example into a folder, of which one of the ``files`` is changed.
+
+    ``commands`` read it; one is drawn.
+    """
+
+    name: str
+    make: Callable[[Path], None]
+    files: Mapping[str, Mutation]
+    commands: tuple[str, ...]
+
+
+def _triosim(folder: Path, *arguments: str) -> None:
+    status = cli.run(["simulate" if word == "S" else word.replace("@", f"{folder}/") for word in arguments])
+    if status:
+        raise TriosimError(f"the fuzzer's example failed: triosim {' '.join(arguments)}")
+
+
+def _trace(folder: Path, name: str = "trace.json") -> None:
+    _triosim(folder, "describe", "gpt2(vocab=512)", "--layers", "1", "--seq", "16", "-q", "-o", f"@{name}")
+
+
+def _text(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (_trace(folder), (folder / name).write_text(text))[0]
+
+
+def _profile(folder: Path) -> None:
+    shutil.copytree(PROFILE, folder / "profile")
+
+
+def _kineto(folder: Path) -> None:
+    _trace(folder)
+    _triosim(folder, "S", "@trace.json", "-p", "ddp", "-n", "2", "-q", "--kineto", "@kineto")
+
+
+def _csv_pair(folder: Path) -> None:
+    (folder / "pair").mkdir()
+    rows = [
+        "OperatorID,OperatorName,Operator_input,Operator_output,Operator_cudatime,Operator_cudatimenooverlap,InputSize,"
+        "OutputSize,gpuid,stage,tpflag",
+        "1,aten::linear,[4; 6; 8],[10],20,18,[32; 128; 16],[64],0,forward,1",
+        "2,aten::cross_entropy_loss,[10; 12],[14],6,5,[64; 4],[1],0,forward,0",
+        "3,aten::ones_like,[14],[16],1,1,[1],[1],0,forward,0",
+        "4,autograd::engine::evaluate_function: AddmmBackward0,[16],[22],40,38,[1],[128],0,backward,1",
+        "5,aten::_foreach_add_,[6; 8; 22],[],2,2,[128; 16; 128],[],0,optimizer,0",
+    ]
+    tensors = [
+        "Index,TensorID,TensorShape,TensorNumElement,TensorEachByte,TensorType,TensorStorgeid,gpuid",
+        '0,4,"[4, 8]",32,4,input,5,0',
+        '1,6,"[16, 8]",128,4,weight,7,0',
+        "2,8,[16],16,4,bias=None,9,0",
+        '3,10,"[4, 16]",64,4,output,11,0',
+        "4,12,[4],4,8,target,13,0",
+        "5,14,[],1,4,output,15,0",
+        "6,16,[],1,4,grad_output,100,0",
+        '7,22,"[16, 8]",128,4,output,7,0',
+    ]
+    (folder / "pair" / "trace.csv").write_text("\n".join(rows) + "\n")
+    (folder / "pair" / "tensor.csv").write_text("\n".join(tensors) + "\n")
+
+
+def _chakra(folder: Path) -> None:
+    _trace(folder)
+    _triosim(folder, "S", "@trace.json", "-p", "ddp", "-n", "4", "-q", "--chakra", "@graphs")
+
+
+def _gpu(folder: Path) -> None:
+    _trace(folder)
+    text = "name: fuzz\nflops: {float32: 60 TFLOP/s, bfloat16: 900 TFLOP/s}\nbandwidth: 3.3 TB/s\ncapacity: 80 GB\npower: 700\n"
+    (folder / "gpu.yaml").write_text(text)
+
+
+def _config(folder: Path) -> None:
+    sizes = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "max_position_embeddings": 32,
+    }
+    (folder / "config.json").write_text(json.dumps(sizes))
+
+
+def _images(folder: Path) -> None:
+    sizes = {"model_type": "convnext", "depths": [1, 1], "hidden_sizes": [16, 32], "image_size": 32, "num_labels": 10}
+    (folder / "config.json").write_text(json.dumps(sizes))
+
+
+def _streams(folder: Path) -> None:
+    trace = {
+        "schema": "triosim-trace/1",
+        "batch_size": 1,
+        "tensors": [],
+        "operators": [
+            {
+                "id": 0,
+                "name": "aten::mm",
+                "phase": "forward",
+                "layer": "a",
+                "inputs": [],
+                "outputs": [],
+                "seconds": 0.001,
+            },
+            {
+                "id": 1,
+                "name": "c10d::allreduce_",
+                "phase": "backward",
+                "layer": "",
+                "inputs": [],
+                "outputs": [],
+                "seconds": 0.0,
+                "stream": "nccl",
+                "communication": {"kind": "all_reduce", "group": "world", "nbytes": 1e6, "work": 0},
+            },
+        ],
+        "marks": [{"position": 2, "kind": "wait", "stream": "compute", "number": 0}],
+    }
+    content = {"schema": "triosim-streams/1", "groups": {"world": [[0, 1]]}, "like": [0, 0], "traces": {"0": trace}}
+    (folder / "streams.json").write_text(json.dumps(content))
+
+
+def _schedule(folder: Path) -> None:
+    _triosim(folder, "schedule", "1f1b", "--stages", "2", "--micro-batches", "3", "-q", "-o", "@schedule.csv")
+
+
+def _run_config(folder: Path) -> None:
+    _trace(folder)
+    _triosim(
+        folder, "S", "@trace.json", "-p", "fsdp=2,tp=2", "-q", "--slow-gpus", "1=1.5", "--save-config", "@run.yaml"
+    )
+
+
+def _space(folder: Path) -> None:
+    _config(folder)
+    (folder / "space.yaml").write_text("vary:\n  tp: [1, 2]\n  micro_batch_size: [1, 2]\nwithout_rules: [node]\n")
+
+
+def _study(folder: Path) -> None:
+    _config(folder)
+    _triosim(
+        folder,
+        "search",
+        "@config.json",
+        "--gpu",
+        "H100",
+        "--gpus",
+        "2",
+        "--global-batch-size",
+        "2",
+        "-q",
+        "--vary",
+        "tp=1,2",
+        "--study",
+        "@study.db",
+    )
+
+
+def _result(folder: Path) -> None:
+    _trace(folder)
+    _triosim(folder, "S", "@trace.json", "-p", "ddp", "-n", "2", "-q", "--record", "-o", "@result.json")
+
+
+_TOPOLOGY = """\
+topology: mesh
+shape: [2, 2]
+bandwidth: 10 GB/s
+latency: 1 us
+host: {bandwidth: 5 GB/s}
+overrides:
+  - {from: gpu0, to: gpu1, bandwidth: 1 GB/s}
+"""
+_LINKS = """\
+nodes: [gpu0, gpu1, gpu2, gpu3, switch0]
+links:
+  - {from: gpu0, to: switch0, bandwidth: 10 GB/s, latency: 1 us}
+  - {from: gpu1, to: switch0, bandwidth: 10 GB/s, latency: 1 us}
+  - {from: gpu2, to: switch0, bandwidth: 10 GB/s, latency: 1 us}
+  - {from: gpu3, to: switch0, bandwidth: 10 GB/s, latency: 1 us}
+"""
+_DIMENSIONS = """\
+topology: [Ring, Switch]
+npus_count: [2, 2]
+bandwidth: [50, 25]
+latency: [500, 700]
+"""
+_OPERATORS = """\
+operator,phase,dtype,inputs,outputs,attributes,seconds
+aten::mm,forward,float16,64x64 64x64,64x64,,1e-5
+aten::mm,forward,float16,128x64 64x64,128x64,,2e-5
+aten::add,forward,float16,64x64 64x64,64x64,,3e-6
+"""
+_PRODUCTS = """\
+m,n,k,dtype,seconds
+64,64,64,float16,1e-6
+128,128,64,float16,2e-6
+256,256,64,float16,4e-6
+512,512,64,float16,9e-6
+"""
+_COLLECTIVES = "collective,gpus,bytes,time_us\n" + "".join(
+    f"all_reduce,8,{2**i},{20 + 2**i / 1e5}\n" for i in range(10, 26)
+)
+_NCCL_TESTS = """\
+# nThread 1 nGpus 8 minBytes 1024 maxBytes 4096
+#  Rank  0 Group  0 Pid 1 on a device  0
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+""" + "".join(
+    f"{2**i:12d} {2**i // 4:12d} float sum -1 {20 + i:.1f} 0.1 0.2 0 {21 + i:.1f} 0.1 0.2 0\n" for i in range(10, 22)
+)
+_TIMES = "operator,phase,seconds\nmm,forward,0.001\nnative_layer_norm,,2e-5\n"
+_LISTED_TIMES = "- {operator: mm, time: 12 us}\n- {layer: transformer, seconds: 0.01}\n"
+
+_ON_TRACE = "simulate trace.json -p ddp -n 4 -o out.json"
+_ON_TOPOLOGY = ("topology topology.yaml", f"{_ON_TRACE} -t topology.yaml")
+_ON_MODEL = "simulate config.json --gpu H100 -p ddp -n 2 -o out.json"
+_ON_TABLE = ("calibrate evaluate table.csv --gpu A100", "calibrate compute table.csv --gpu A100 -o out.npz")
+_ON_GRAPHS = ("simulate graphs/step -o out.json", "simulate graphs/step --rules astra-sim -o out.json")
+_SEARCH = "search config.json --gpu H100 -q"
+
+KINDS: tuple[Kind, ...] = (
+    Kind(
+        "trace",
+        _trace,
+        {"trace.json": _as_json},
+        (
+            _ON_TRACE,
+            "simulate trace.json -p tp=2 -b 4 -o out.json",
+            "show trace.json",
+            "memory trace.json -p fsdp=2",
+            "compare trace.json -n 2 --format json",
+            "convert trace.json out.json",
+        ),
+    ),
+    Kind("trace.gz", _trace, {"trace.json": _packed}, (_ON_TRACE, "show trace.json")),
+    Kind(
+        "kineto",
+        _kineto,
+        {"kineto/rank-0.json.gz": _inside},
+        ("show kineto/rank-0.json.gz", "simulate kineto -o out.json"),
+    ),
+    Kind(
+        "profile",
+        _profile,
+        {f"profile/{name}.json.gz": _inside for name in ("execution_trace", "profiler")},
+        ("simulate profile -o out.json", "show profile", "convert profile out.json"),
+    ),
+    Kind(
+        "csv pair",
+        _csv_pair,
+        {"pair/trace.csv": _as_text, "pair/tensor.csv": _as_text},
+        ("simulate pair -o out.json", "show pair"),
+    ),
+    Kind("topology", _text("topology.yaml", _TOPOLOGY), {"topology.yaml": _as_text}, _ON_TOPOLOGY),
+    Kind("links", _text("topology.yaml", _LINKS), {"topology.yaml": _as_text}, _ON_TOPOLOGY),
+    Kind("dimensions", _text("topology.yaml", _DIMENSIONS), {"topology.yaml": _as_text}, _ON_TOPOLOGY),
+    Kind(
+        "chakra",
+        _chakra,
+        {"graphs/step.0.et": mutations.of_bytes, "graphs/step.2.et": mutations.of_bytes},
+        (*_ON_GRAPHS, "show graphs/step"),
+    ),
+    Kind(
+        "astra-sim",
+        _chakra,
+        {
+            "graphs/network.yml": _as_text,
+            "graphs/system.json": _as_json,
+            "graphs/remote_memory.json": _as_json,
+            "graphs/comm_group.json": _as_json,
+        },
+        _ON_GRAPHS,
+    ),
+    Kind(
+        "gpu",
+        _gpu,
+        {"gpu.yaml": _as_text},
+        (
+            f"{_ON_TRACE} --gpu gpu.yaml",
+            "gpus gpu.yaml",
+            "describe gpt2 --layers 1 --seq 16 --gpu gpu.yaml -o out.json",
+        ),
+    ),
+    Kind(
+        "model",
+        _config,
+        {"config.json": _as_json},
+        (_ON_MODEL, "memory config.json", "describe config.json -o out.json"),
+    ),
+    Kind("images", _images, {"config.json": _as_json}, (_ON_MODEL,)),
+    Kind("operators", _text("table.csv", _OPERATORS), {"table.csv": _as_text}, _ON_TABLE),
+    Kind("products", _text("table.csv", _PRODUCTS), {"table.csv": _as_text}, _ON_TABLE),
+    Kind(
+        "collectives",
+        _text("table.csv", _COLLECTIVES),
+        {"table.csv": _as_text},
+        ("calibrate network table.csv -t dgx-h100 -o out.yaml", "calibrate evaluate table.csv -t dgx-h100"),
+    ),
+    Kind(
+        "nccl-tests",
+        _text("table.txt", _NCCL_TESTS),
+        {"table.txt": _as_text},
+        ("calibrate network table.txt -t dgx-h100 --collective all_reduce -o out.yaml",),
+    ),
+    Kind(
+        "schedule",
+        _schedule,
+        {"schedule.csv": _as_text},
+        (
+            "schedule schedule.csv --stages 2 --micro-batches 3",
+            "simulate gpt2 --layers 2 --gpu H100 -s 16 -p pp=2 --micro-batches 3 --schedule schedule.csv -o out.json",
+        ),
+    ),
+    Kind("times", _text("times.csv", _TIMES), {"times.csv": _as_text}, (f"{_ON_TRACE} --operator-times times.csv",)),
+    Kind(
+        "times.yaml",
+        _text("times.yaml", _LISTED_TIMES),
+        {"times.yaml": _as_text},
+        (f"{_ON_TRACE} --operator-times times.yaml",),
+    ),
+    Kind("streams", _streams, {"streams.json": _as_json}, ("simulate streams.json -o out.json", "show streams.json")),
+    Kind(
+        "config",
+        _run_config,
+        {"run.yaml": _as_text},
+        ("simulate --config run.yaml -o out.json", "memory --config run.yaml"),
+    ),
+    Kind(
+        "space",
+        _space,
+        {"space.yaml": _as_text},
+        (f"{_SEARCH} --gpus 4 --global-batch-size 4 --space space.yaml -o out.json",),
+    ),
+    Kind(
+        "study",
+        _study,
+        {"study.db": mutations.of_bytes},
+        (
+            "search --show study.db",
+            f"{_SEARCH} --gpus 2 --global-batch-size 2 --vary tp=1,2 --study study.db -o out.json",
+        ),
+    ),
+    Kind(
+        "result",
+        _result,
+        {"result.json": _as_json},
+        ("report result.json -o out.html", "doubt result.json", "simulate --config result.json"),
+    ),
+    Kind("command line", _trace, {}, ()),
+)
+
+
+def command_of(kind: Kind, draw: random.Random) -> list[str]:
+    """Return a command that reads an input of a kind."""
+    return draw.choice(kind.commands).split() if kind.commands else random_command(draw)
