@@ -82,14 +82,16 @@ def _number(expected: str, *, most: float | None = None) -> BeforeValidator:
     """Return the check of a number without a unit, which is positive or, with ``most``, from 0 to that."""
 
     def checked(value: Any) -> float:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
-        if not (0 < number < math.inf if most is None else 0 <= number <= most):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not (0 < value <= _LARGEST if most is None else 0 <= value <= most):
             raise ValueError(f"{_shown(value)} is not a {expected}")
-        return number
+        return float(value)
 
     return BeforeValidator(checked)
 
 
+#: The largest number without a unit: of GB/s, more than any machine has.
+_LARGEST = 1e8
 _RATIO = "positive number; 1 gives uplinks the bandwidth of all links below them"
 
 

@@ -10,6 +10,7 @@ from tests.fuzz.fuzzing import fuzz
 from tests.fuzz.kinds import KINDS, Kind
 from tests.fuzz.running import run
 
+pytestmark = pytest.mark.slow
 COUNT = 20
 
 

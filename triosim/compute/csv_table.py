@@ -105,7 +105,7 @@ def size(text: str, column: str, where: str) -> int:
         number = float(text)
     except ValueError:
         raise TriosimError(f"{column}: '{text}' is not a number", where=where) from None
-    if not (number > 0.0 and number == math.floor(number) and math.isfinite(number)):
+    if not (0.0 < number < math.inf and number == math.floor(number)):
         raise TriosimError(f"{column}: '{text}' is not a whole number above zero", where=where)
     if number > LARGEST_SIZE:
         raise TriosimError(

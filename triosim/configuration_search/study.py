@@ -21,12 +21,14 @@ from typing import Any, Protocol, TypeVar
 import triosim
 from triosim.configuration_search.outcome import Outcome
 from triosim.errors import OutputError, TriosimError
+from triosim.input_files.reading import parse_json
 from triosim.output_files import PathLike, check_writable
 
 SCHEMA = "triosim-study/1"
 
 #: How many seconds a change waits for that of another process.
 _PATIENCE = 60
+_ANOTHER = "give another file"
 _TABLES = """
     CREATE TABLE IF NOT EXISTS study (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS outcomes (key TEXT PRIMARY KEY, state TEXT NOT NULL, outcome TEXT NOT NULL) WITHOUT ROWID;
@@ -68,13 +70,21 @@ class Study:
         """Return what is known of a point by now, in whichever process it was found."""
         with _named_errors(self.path):
             row = self._connection.execute("SELECT outcome FROM outcomes WHERE key = ?", (key,)).fetchone()
-        return None if row is None else Outcome.read(json.loads(row[0]))
+        return None if row is None else self._read(row[0])
 
     def outcomes(self) -> list[Outcome]:
         """Return what is known of all points."""
         with _named_errors(self.path):
             rows = self._connection.execute("SELECT outcome FROM outcomes ORDER BY key").fetchall()
-        return [Outcome.read(json.loads(text)) for (text,) in rows]
+        return [self._read(text) for (text,) in rows]
+
+    def _read(self, text: str) -> Outcome:
+        try:
+            return Outcome.read(parse_json(text, self.path, StudyError))
+        except (KeyError, TypeError, ValueError):
+            raise StudyError(
+                "is damaged: it holds an outcome that cannot be read", where=self.path, fix=_ANOTHER
+            ) from None
 
     def claim(self, key: str) -> bool:
         """Take a point, unless another process that is alive has."""
@@ -221,9 +231,11 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def _named_errors(where: str) -> Iterator[None]:
     try:
         yield
+    except UnicodeDecodeError:
+        raise StudyError("is damaged: it holds what is no text", where=where, fix=_ANOTHER) from None
     except sqlite3.Error as error:
         full = "full" in str(error)
-        fix = "make room on the disk, and search again: it goes on where it ended" if full else "give another file"
+        fix = "make room on the disk, and search again: it goes on where it ended" if full else _ANOTHER
         raise OutputError(f"the study cannot be used: {error}", where=where, fix=fix) from None
 
 
