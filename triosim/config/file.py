@@ -7,6 +7,7 @@ run is repeated from any folder.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,7 +165,7 @@ def absolute(name: str, folder: Path = Path()) -> str:
     """Return a name, absolute where it is that of a file or folder; ``file.py:Class`` is one too."""
     file, separator, attribute = name.partition(".py:")
     path = folder / (f"{file}.py" if separator else name)
-    if not path.exists():
+    if not os.path.exists(path):
         return name
     return f"{path.resolve()}{f':{attribute}' if separator else ''}"
 

@@ -37,7 +37,7 @@ from triosim.configuration_search.spaces.rules import Validity, validity_of
 from triosim.configuration_search.spaces.script import Script, varied_arguments
 from triosim.configuration_search.spaces.space import MEMORY_ERROR, Space
 from triosim.configuration_search.spaces.subject import SearchSubject, subject_of, subject_of_script
-from triosim.configuration_search.study import opened, shown
+from triosim.configuration_search.study import damage_named, opened, shown
 from triosim.configuration_search.workers import Task, processes
 from triosim.errors import OptionError
 from triosim.pipeline.reading import TraceLike
@@ -151,9 +151,11 @@ def objectives_of(options: SearchOptions) -> Objectives:
 def search_of_study(path: str, objectives: Objectives) -> Searched:
     """Return what a study has found so far. Raises ``StudyError`` where there is none."""
     with shown(path) as study:
-        return searched_by_study(
-            space_of_fingerprint(study.space), objectives, {one.key: one for one in study.outcomes()}
-        )
+        with damage_named(path):
+            space, outcomes = space_of_fingerprint(study.space), {one.key: one for one in study.outcomes()}
+            for key in outcomes:
+                Point.read(key)
+        return searched_by_study(space, objectives, outcomes)
 
 
 def cores() -> int:

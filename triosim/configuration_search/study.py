@@ -79,12 +79,8 @@ class Study:
         return [self._read(text) for (text,) in rows]
 
     def _read(self, text: str) -> Outcome:
-        try:
+        with damage_named(self.path):
             return Outcome.read(parse_json(text, self.path, StudyError))
-        except (KeyError, TypeError, ValueError):
-            raise StudyError(
-                "is damaged: it holds an outcome that cannot be read", where=self.path, fix=_ANOTHER
-            ) from None
 
     def claim(self, key: str) -> bool:
         """Take a point, unless another process that is alive has."""
@@ -212,6 +208,15 @@ def _short(value: object) -> str:
 
 def _no_study(where: str) -> StudyError:
     return StudyError("is not a study", where=where, fix="give the file of a search, or a new one")
+
+
+@contextmanager
+def damage_named(where: str) -> Iterator[None]:
+    """Raise ``StudyError`` where what a study holds is not what a search wrote."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise StudyError("is damaged: it holds what no search wrote", where=where, fix=_ANOTHER) from None
 
 
 @contextmanager

@@ -29,6 +29,7 @@ class Limit:
     def check(self, number: float, where: str, error: type[TriosimError] = OptionError) -> None:
         """Raise an error where a number is beyond the limit."""
         if number > self.most and number > self.allowed:
+            number = min(number, 10**300)  # which a float can be
             raise error(
                 f"{_shown(number)} {self.of} are more than the limit of {_shown(self.allowed)}",
                 where=where,

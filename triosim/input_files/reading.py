@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import zlib
 from io import BytesIO
@@ -20,6 +21,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 #: No quantity has more digits. Of longer whole numbers Python refuses some, and others become no float.
 _MOST_DIGITS = 25
+_LARGE_EXPONENT = re.compile(r"\d[eE]\+?\d{3}")
 _LONG_NUMBER = re.compile(rf"\d{{{_MOST_DIGITS},}}")
 _PIECE = 1 << 20
 
@@ -68,29 +70,39 @@ def read_text(path: Path, error: type[TriosimError] = TraceError) -> str:
         raise error(f"is not text: byte {failed.start} is not UTF-8", where=str(path)) from None
 
 
-def read_json(path: Path, error: type[TriosimError] = TraceError, *, unique_keys: bool = True) -> Any:
+def read_json(
+    path: Path, error: type[TriosimError] = TraceError, *, unique_keys: bool = True, finite: bool = True
+) -> Any:
     """Return what a JSON file holds. Raises ``error`` that names line and column where it breaks off.
 
-    With ``unique_keys`` a key that is written twice in one object is refused, of which Python's reader takes the last.
+    With ``unique_keys`` a key that is written twice in one object is refused, of which Python's reader takes the last; with
+    ``finite`` what is no finite number, unless whoever reads the values says so with their keys.
     """
-    return parse_json(read_text(path, error), str(path), error, unique_keys=unique_keys)
+    return parse_json(read_text(path, error), str(path), error, unique_keys=unique_keys, finite=finite)
 
 
-def read_object(path: Path, error: type[TriosimError] = TraceError, *, unique_keys: bool = True) -> dict[str, Any]:
+def read_object(
+    path: Path, error: type[TriosimError] = TraceError, *, unique_keys: bool = True, finite: bool = True
+) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ``error`` for anything else."""
-    found = read_json(path, error, unique_keys=unique_keys)
+    found = read_json(path, error, unique_keys=unique_keys, finite=finite)
     if not isinstance(found, dict):
         raise error("is not a JSON object", where=str(path), fix="begin with {")
     return found
 
 
-def parse_json(text: str, where: str, error: type[TriosimError] = TraceError, *, unique_keys: bool = True) -> Any:
+def parse_json(
+    text: str, where: str, error: type[TriosimError] = TraceError, *, unique_keys: bool = True, finite: bool = True
+) -> Any:
     """Return the value of a JSON text, ``where`` it is from. Raises ``error`` for what is none."""
     try:
         return json.loads(
             text,
             object_pairs_hook=_unique if unique_keys else None,
-            parse_int=_whole if _LONG_NUMBER.search(text) else None,  # a call for each number, which takes its time
+            # Where such numbers may be: a call for each takes its time.
+            parse_int=_whole if _LONG_NUMBER.search(text) else None,
+            parse_float=_finite if finite and _LARGE_EXPONENT.search(text) else None,
+            parse_constant=_no_constant if finite else None,
         )
     except json.JSONDecodeError as failed:
         truncated = failed.pos >= len(text.rstrip()) or failed.msg.startswith("Unterminated")
@@ -115,6 +127,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
         raise _RefusedError(f"has the key '{twice:.60}' twice in one object", fix="keep one of the two")
     return found
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise _RefusedError(f"holds {digits}, which is too large for a number", fix="no quantity is so large")
+    return number
+
+
+def _no_constant(name: str) -> float:
+    raise _RefusedError(f"holds {name}, which is not a number in JSON", fix="leave it out, or write null")
 
 
 def _whole(digits: str) -> int:

@@ -124,7 +124,7 @@ def find_model(model: str | os.PathLike[str] | Model) -> Model:
             where=name,
             fix="rename it, or work in another folder",
         )
-    if path.exists() or path.suffix == ".json":
+    if os.path.exists(path) or path.suffix == ".json":
         return read(config)
     found = find(name)
     if found is None:

@@ -6,6 +6,7 @@ What simulates also takes a model's name, and the options of a description: see 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Hashable
 from functools import lru_cache
 from pathlib import Path
@@ -52,7 +53,7 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
     Raises ``TraceError`` where there is neither such a file nor such a model.
     """
     path = Path(name)
-    if not path.exists() and find(name) is None:
+    if not os.path.exists(path) and find(name) is None:
         if path.suffix in _ENDINGS:
             raise TraceError("there is no such file or directory", where=name)
         said = "there is no such file or directory, and no model of this name"

@@ -35,7 +35,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path) -> TaskStreams:
     """Return the task streams in a file. Raises ``TraceError`` that names the file and the key that is wrong."""
     with without_collecting():
-        return StreamsReader(str(path)).streams(read_object(path))
+        return StreamsReader(str(path)).streams(read_object(path, finite=False))
 
 
 def write(streams: TaskStreams, path: str | os.PathLike[str]) -> None:

@@ -56,7 +56,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path) -> Trace:
     """Return the trace in a file. Raises ``TraceError`` that names the file and the key that is wrong."""
     with without_collecting():
-        return TraceReader(str(path)).trace(read_object(path))
+        return TraceReader(str(path)).trace(read_object(path, finite=False))
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:

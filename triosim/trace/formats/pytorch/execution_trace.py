@@ -103,7 +103,7 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path, *, on_gpu: bool) -> list[ExecutionTraceNode]:
     """Return the nodes in the order in which they began, with their children; ``on_gpu`` leaves tensors on the host out."""
-    data = read_object(path, unique_keys=False)
+    data = read_object(path, unique_keys=False, finite=False)
     schema = str(data.get("schema"))
     if not re.match(r"1\.[01]\.", schema):
         raise TraceError(

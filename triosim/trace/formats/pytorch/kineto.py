@@ -115,7 +115,7 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Profile:
     """Read a profiler file."""
-    data = read_object(path, unique_keys=False)
+    data = read_object(path, unique_keys=False, finite=False)
     events = data.get("traceEvents")
     if not isinstance(events, list):
         raise TraceError("has no list of events", where=f"{path}: traceEvents", fix="give a PyTorch profiler file")
