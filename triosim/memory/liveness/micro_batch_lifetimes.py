@@ -30,7 +30,7 @@ class MicroBatchLifetime:
     """Memory that a micro-batch takes: from operator ``born`` to operator ``last``, counted over all passes.
 
     ``storage`` is None for a buffer. Clocks are those of birth and death in the capture, where it has them. What outlives the
-    micro-batch, such as a complete gradient, the rank keeps under the key ``kept_as``, with ``kept_bytes``.
+    micro-batch, such as a complete gradient, the rank keeps under the key ``kept_as``, in bytes that are the rank's to say.
     """
 
     nbytes: float
@@ -47,7 +47,6 @@ class MicroBatchLifetime:
     birth_clock: int | None = None
     death_clock: int | None = None
     kept_as: Hashable | None = None
-    kept_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         self.last = self.born
@@ -212,16 +211,16 @@ class MicroBatchLiveness:
     """Finds the lifetimes over the passes of a micro-batch; or, with ``receives`` off, over the optimizer."""
 
     def __init__(
-        self, storages: ProgramStorages, gradients: Iterable[tuple[Gradient, float]] = (), *, receives: bool = True
+        self, storages: ProgramStorages, gradients: Iterable[Gradient] = (), *, receives: bool = True
     ) -> None:
         self._storages = storages
         self._receives = receives
         captured = storages.captured
         self._is_captured = bool(captured.hidden or captured.freed)
         self._kept_until = storages.kept_until
-        self._ready: dict[int, list[tuple[Gradient, float]]] = {}
-        for gradient, nbytes in gradients:
-            self._ready.setdefault(gradient.ready, []).append((gradient, nbytes))
+        self._ready: dict[int, list[Gradient]] = {}
+        for gradient in gradients:
+            self._ready.setdefault(gradient.ready, []).append(gradient)
         self._items: list[MicroBatchLifetime] = []
         self._layers: list[str] = []
         self._offsets: dict[str, int] = {}
@@ -304,8 +303,8 @@ class MicroBatchLiveness:
         if self._is_captured:
             self._capture(operator, position)
         if operator.id in self._ready:
-            for gradient, kept in self._ready[operator.id]:
-                self._complete(gradient, kept, operator, position)
+            for gradient in self._ready[operator.id]:
+                self._complete(gradient, operator, position)
 
     def _make(self, tensor: Tensor, nbytes: int, operator: Operator, position: int) -> MicroBatchLifetime:
         storage, captured = tensor.storage, self._storages.captured
@@ -386,7 +385,7 @@ class MicroBatchLiveness:
                 freed.last = position
                 freed.death_clock = one.died
 
-    def _complete(self, gradient: Gradient, nbytes: float, operator: Operator, position: int) -> None:
+    def _complete(self, gradient: Gradient, operator: Operator, position: int) -> None:
         """Note that a gradient is complete for this micro-batch, and goes to what the rank keeps."""
         storage = gradient.parameter.storage
         outputs = [t for t in operator.outputs if t.parameter is not None]
@@ -395,8 +394,7 @@ class MicroBatchLiveness:
         if lifetime is None:
             lifetime = self._new(gradient.parameter, 0.0, operator, position)
         lifetime.category, lifetime.layer = "gradient", gradient.layer
-        lifetime.kept_as, lifetime.kept_bytes = ("gradient", storage), nbytes
-        lifetime.last = position
+        lifetime.kept_as, lifetime.last = ("gradient", storage), position
 
     # ---- the result ---------------------------------------------------------------------------------------------
 
@@ -406,7 +404,7 @@ class MicroBatchLiveness:
         for storage in self._storages.captured.outlive if self._pass != "optimizer" else ():
             left = self._current.get(storage)
             if left is not None and left.kept_as is None:
-                left.last, left.kept_as, left.kept_bytes = positions - 1, ("left", storage), left.nbytes
+                left.last, left.kept_as = positions - 1, ("left", storage)
         ends = sorted([*self._offsets.values(), positions])
         for lifetime in self._items:
             lifetime.born, lifetime.last = min(lifetime.born, positions - 1), min(lifetime.last, positions - 1)

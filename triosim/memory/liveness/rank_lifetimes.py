@@ -21,7 +21,12 @@ from triosim.extrapolators.core.memory import MemoryTracker
 from triosim.extrapolators.core.program import Block, Gradient, ReceiveFromStage, TransferKey
 from triosim.extrapolators.core.schedule_table import Action, ActionPhase
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, Lifetime, Lifetimes, whole_blocks
-from triosim.memory.liveness.micro_batch_lifetimes import MicroBatchLifetimes, MicroBatchLiveness, ProgramStorages
+from triosim.memory.liveness.micro_batch_lifetimes import (
+    MicroBatchLifetime,
+    MicroBatchLifetimes,
+    MicroBatchLiveness,
+    ProgramStorages,
+)
 from triosim.memory.liveness.residents import Resident
 from triosim.memory.liveness.resized_lifetimes import resized
 from triosim.trace import Category, Operator
@@ -47,7 +52,10 @@ class StageLifetimes:
         self._program = lowering.program
         self._optimizer = lowering.held[pipeline_rank].optimizer
         self._storages = storages
-        self._gradients = [(gradient, accumulated_bytes(gradient)) for gradient in lowering.gradients[pipeline_rank]]
+        self._gradients = lowering.gradients[pipeline_rank]
+        self._kept: dict[Hashable, float] = {
+            ("gradient", gradient.parameter.storage): accumulated_bytes(gradient) for gradient in self._gradients
+        }
         self._like = None if like is None or like._gradients != self._gradients else like
         self._found: dict[tuple[object, bool], MicroBatchLifetimes] = {}
         actions = self._program.schedule.actions(pipeline_rank)
@@ -74,7 +82,7 @@ class StageLifetimes:
         """Return the lifetimes of some storages."""
         passes = self._passes(stage, split)
         ids = frozenset[int]().union(*(block.operator_ids for blocks in passes.values() for block in blocks))
-        gradients = [pair for pair in self._gradients if pair[0].ready in ids]
+        gradients = [gradient for gradient in self._gradients if gradient.ready in ids]
 
         def found() -> MicroBatchLifetimes:
             liveness = MicroBatchLiveness(storages, gradients, receives=isinstance(stage, int))
@@ -93,6 +101,10 @@ class StageLifetimes:
         backward: tuple[ActionPhase, ...] = ("input", "weight") if split else ("backward",)
         halves: tuple[ActionPhase, ...] = ("forward", *backward) if self._program.training else ("forward",)
         return {half: self._program.part(stage, half) for half in halves}
+
+    def kept_bytes(self, lifetime: MicroBatchLifetime) -> float:
+        """Return the bytes in which the rank keeps what outlives its micro-batch: a gradient, or else all of it."""
+        return self._kept.get(lifetime.kept_as, lifetime.nbytes)
 
     def received(self, action: Action) -> list[TransferKey]:
         """Return the keys of what an action receives."""
@@ -133,9 +145,10 @@ class _RankTracker(MemoryTracker, ABC):
             lifetime = lifetimes.items[lifetimes.changes[change].number]
             if lifetime.kept_as not in self._held:
                 # What is kept unchanged is the same memory; anything else is allocated before the original is freed.
-                change += lifetime.kept_bytes == lifetime.nbytes
+                kept = self._stages.kept_bytes(lifetime)
+                change += kept == lifetime.nbytes
                 self._advance(lifetimes, micro_batch, before, change, offset + first)
-                self.allocate(lifetime.kept_as, lifetime.kept_bytes, lifetime.category, lifetime.layer)
+                self.allocate(lifetime.kept_as, kept, lifetime.category, lifetime.layer)
                 before = change
         self._advance(lifetimes, micro_batch, before, after, offset + first)
 
