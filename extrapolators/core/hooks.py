@@ -154,10 +154,21 @@ def require_training(program: Program, where: str, why: str, fix: str = "leave o
 
 def require_gradients(program: Program) -> None:
     """Raise ``TraceError`` where a training trace shows no gradient, so that nothing would be reduced."""
-    if not program.training or any(stage.has_gradients for stage in program.stages):
+    if not program.training or any(map(_has_gradients, program.stages)):
         return
     missing = "gradient of a parameter" if any(stage.backward for stage in program.stages) else "backward pass"
     raise TraceError(
         f"the trace shows no {missing}, so data parallelism would reduce nothing",
         fix="capture a training step, or simulate inference",
+    )
+
+
+def _has_gradients(stage: Stage) -> bool:
+    """Whether the backward pass completes the gradient of a parameter."""
+    uses = [use for block in stage.forward for use in block.tensors.uses]
+    users, parameters = {use.operator for use in uses}, {use.tensor.id for use in uses}
+    return any(
+        any(parameter in parameters for _, _, parameter in block.tensors.written)
+        or any(forward in users for _, _, forward in block.tensors.differentiated)
+        for block in stage.backward
     )

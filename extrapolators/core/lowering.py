@@ -6,9 +6,10 @@ tasks, the receives that are posted) are made once, here; a ``TrainingLoop`` run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from statistics import median
 from typing import Any, TypeVar
 
@@ -16,18 +17,16 @@ from triosim import gpus as catalogue
 from triosim.compute.pricing.gradient_accumulation import additions
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import (
-    Await,
     Block,
-    Communicate,
-    ExchangeWithRank,
     Gradient,
+    Instruction,
     Program,
     ReceiveFromStage,
     SendToStage,
     TransferKey,
 )
 from triosim.extrapolators.core.schedule_table import HALVES, Action, Half
-from triosim.tasks import Compute, Layers
+from triosim.tasks import Compute
 from triosim.trace import Operator
 
 HookedParameters = frozenset[int] | None  # those for whose gradients some hook is called; None for all
@@ -53,16 +52,20 @@ class GradientReady:
 
 
 #: A block is one that begins.
-Instruction = RunOperators | Communicate | SendToStage | ExchangeWithRank | Await | Block | GradientReady
+LoweredInstruction = RunOperators | Instruction | Block | GradientReady
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionList:
-    """The operators of an action in order, and the instructions that say when they run; ``name`` identifies the operators."""
+    """The operators of an action in order, and the instructions that say when they run; ``name`` identifies the operators.
+
+    ``calls`` are the instructions that call hooks, each with how many operators run before it.
+    """
 
     name: tuple[object, ...]
     operators: tuple[Operator, ...]
-    steps: tuple[Instruction, ...]
+    steps: tuple[LoweredInstruction, ...]
+    calls: tuple[tuple[int, Block | GradientReady], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,34 +329,53 @@ def _script(
     added: Mapping[int, list[Operator]],
 ) -> InstructionList:
     operators: list[Operator] = []
-    steps: list[Instruction] = []
+    steps: list[LoweredInstruction] = []
+    calls: list[tuple[int, Block | GradientReady]] = []
+    ran = 0
 
-    def run() -> None:
-        if operators and not (steps and isinstance(steps[-1], RunOperators) and steps[-1].end == len(operators)):
-            steps.append(RunOperators(len(operators)))
+    def add(end: int, step: LoweredInstruction | None = None) -> None:
+        """Add an instruction once so many operators have run."""
+        nonlocal ran
+        if end > ran:
+            ran = end
+            steps.append(RunOperators(end))
+        if step is not None:
+            steps.append(step)
+        if isinstance(step, (Block, GradientReady)):
+            calls.append((end, step))
 
     before: Hashable = None
     for block in blocks:
-        layers = Layers.of(block.layer)
         if parameter_key is not None and (used := parameter_key(block)) != before:
             before = used
-            run()
-            steps.append(block)
-        followed = ready.keys() | added.keys()
-        if len(block.operators) == len(block.items) and followed.isdisjoint(block.operator_ids):
-            operators.extend(block.operators)
-            continue
-        for item in block.items:
-            if isinstance(item, Operator):
-                operators.append(item)
-                operators.extend(added.get(item.id, ()))
-                if item.id in ready:
-                    run()
-                    steps.extend(ready[item.id])
-            elif not isinstance(item, ReceiveFromStage):
-                run()
-                if isinstance(item, (Communicate, SendToStage, ExchangeWithRank)) and item.layers is None:
-                    item = replace(item, layers=layers)
-                steps.append(item)
-    run()
-    return InstructionList(name, tuple(operators), tuple(steps))
+            add(len(operators), block)
+        ends = _extend(operators, block, added)
+        for count, step in _instructions(block, ready):
+            add(ends[count], step)
+    add(len(operators))
+    return InstructionList(name, tuple(operators), tuple(steps), tuple(calls))
+
+
+def _extend(operators: list[Operator], block: Block, added: Mapping[int, list[Operator]]) -> Sequence[int]:
+    """Append a block's operators, each with those ``added`` after it; return how many there are after so many of the block."""
+    ends = range(len(operators), len(operators) + len(block.operators) + 1)
+    if added.keys().isdisjoint(block.operator_ids):
+        operators.extend(block.operators)
+        return ends
+    shifted = [len(operators)]
+    for operator in block.operators:
+        operators += [operator, *added.get(operator.id, ())]
+        shifted.append(len(operators))
+    return shifted
+
+
+def _instructions(
+    block: Block, ready: Mapping[int, list[GradientReady]]
+) -> Iterable[tuple[int, Instruction | GradientReady]]:
+    """Return the instructions of a block and the gradients that its operators complete, each after so many operators."""
+    if ready.keys().isdisjoint(block.operator_ids):
+        return block.instructions
+    completed = [
+        (count, one) for count, operator in enumerate(block.operators, 1) for one in ready.get(operator.id, ())
+    ]
+    return sorted((*completed, *block.instructions), key=itemgetter(0))

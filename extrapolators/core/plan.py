@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, product, takewhile
+from itertools import chain, groupby, product, takewhile
 
 from triosim import gpus as catalogue
 from triosim.compute.compute_model import ComputeModel
@@ -20,7 +20,7 @@ from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.memory import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.parallelisms import Parallel, Parallelisms
-from triosim.extrapolators.core.program import Program, single_stage
+from triosim.extrapolators.core.program import Block, Program, Stage
 from triosim.extrapolators.core.recompute import recomputed
 from triosim.extrapolators.core.schedule_table import accumulate
 from triosim.extrapolators.core.shape_differences import ShapeDifferences, shape_differences
@@ -320,7 +320,7 @@ def _program(trace: Trace, batch_size: int, config: RunConfig, model: ComputeMod
     model.fit(trace)
     schedule = accumulate(1)
     program = Program(
-        (single_stage(trace.operators, training=config.training),),
+        (_single_stage(trace.operators, training=config.training),),
         model,
         schedule if config.training else schedule.forward_alone(),
         gradient_dtype=config.value_of(GRADIENT_DTYPE),
@@ -335,3 +335,17 @@ def _program(trace: Trace, batch_size: int, config: RunConfig, model: ComputeMod
     found = rescaled(program.operators, trace.batch_size, batch_size)
     note = f"operator times are predicted for batch size {batch_size} from those of the trace at {trace.batch_size}"
     return program.noted(*found.notes).reshaped({operator.id: operator for operator in found.operators}, note=note)
+
+
+def _blocks_of(operators: Iterable[Operator]) -> tuple[Block, ...]:
+    """Return operators of one phase as blocks: consecutive operators of one layer are one."""
+    return tuple(
+        Block(layer, phase, tuple(group))
+        for (layer, phase), group in groupby(operators, lambda op: (op.layer, op.phase))
+    )
+
+
+def _single_stage(operators: Sequence[Operator], *, training: bool) -> Stage:
+    """Return a trace's operators as one stage; without training, the forward pass alone."""
+    phases = ("forward", "backward", "optimizer") if training else ("forward",)
+    return Stage(*(_blocks_of(op for op in operators if op.phase == phase) for phase in phases))

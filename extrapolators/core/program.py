@@ -7,9 +7,9 @@ optimizer, and a block has items: operators, symbolic collectives on an axis of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from triosim import gpus
@@ -124,7 +124,9 @@ class Await:
     key: TransferKey
 
 
-BlockItem = Operator | Communicate | SendToStage | ReceiveFromStage | ExchangeWithRank | Await
+#: What a rank does between operators.
+Instruction = Communicate | SendToStage | ExchangeWithRank | Await
+BlockItem = Operator | Instruction | ReceiveFromStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,9 @@ class Block:
     _operators: tuple[Operator, ...] | None = field(default=None, init=False, repr=False, compare=False)
     _operator_ids: frozenset[int] | None = field(default=None, init=False, repr=False, compare=False)
     _tensors: TensorUses | None = field(default=None, init=False, repr=False, compare=False)
+    _instructions: tuple[tuple[int, Instruction], ...] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -165,6 +170,27 @@ class Block:
             object.__setattr__(self, "_tensors", found)
         assert self._tensors is not None
         return self._tensors
+
+    @property
+    def instructions(self) -> tuple[tuple[int, Instruction], ...]:
+        """The items beside operators, each after so many of these; those that send name the block's layer.
+
+        Receives, which are posted ahead, are left out.
+        """
+        if self._instructions is None:
+            object.__setattr__(self, "_instructions", tuple(self._find_instructions()))
+        assert self._instructions is not None
+        return self._instructions
+
+    def _find_instructions(self) -> Iterator[tuple[int, Instruction]]:
+        count, layers = 0, Layers.of(self.layer)
+        for item in self.items:
+            if isinstance(item, Operator):
+                count += 1
+            elif isinstance(item, (Communicate, SendToStage, ExchangeWithRank)) and item.layers is None:
+                yield count, replace(item, layers=layers)
+            elif not isinstance(item, ReceiveFromStage):
+                yield count, item
 
     def of(self, items: tuple[BlockItem, ...]) -> Block:
         """Return the block with other items: itself where they are equal."""
@@ -231,18 +257,6 @@ class Stage:
         repeated = frozenset[int]().union(*(block.tensors.repeated for block in self.forward))
         used = (use.tensor for block in self.forward for use in block.tensors.uses)
         return distinct(tensor for tensor in used if tensor.id not in repeated)
-
-    @property
-    def has_gradients(self) -> bool:
-        """Whether the backward pass completes the gradient of a parameter."""
-        forward = [operator for block in self.forward for operator in block.operators]
-        used = [(one.id, t.id) for one in forward for t in one.inputs if t.category == "parameter"]
-        users, parameters = {user for user, _ in used}, {parameter for _, parameter in used}
-        return any(
-            one.forward in users or any(t.parameter in parameters for t in one.outputs)
-            for block in self.backward
-            for one in block.operators
-        )
 
     def gradients(self, dtype: str | None = None) -> tuple[Gradient, ...]:
         """Return the gradients in the order in which they become ready, in bytes of ``dtype`` or of the parameter's.
@@ -488,20 +502,6 @@ class Program:
     def noted(self, *notes: str) -> Program:
         """Return the program with more notes, each once."""
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
-
-
-def blocks_of(operators: Iterable[Operator]) -> tuple[Block, ...]:
-    """Return operators of one phase as blocks: consecutive operators of one layer are one."""
-    return tuple(
-        Block(layer, phase, tuple(group))
-        for (layer, phase), group in groupby(operators, lambda op: (op.layer, op.phase))
-    )
-
-
-def single_stage(operators: Sequence[Operator], *, training: bool) -> Stage:
-    """Return a trace's operators as one stage; without training, the forward pass alone."""
-    phases = ("forward", "backward", "optimizer") if training else ("forward",)
-    return Stage(*(blocks_of(op for op in operators if op.phase == phase) for phase in phases))
 
 
 def _first(indices: Iterable[int | None]) -> int | None:

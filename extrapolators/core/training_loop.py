@@ -11,8 +11,8 @@ from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
 from triosim.extrapolators.core.lowering import (
     GradientReady,
     HookedParameters,
-    Instruction,
     InstructionList,
+    LoweredInstruction,
     LoweredSlot,
     Lowering,
     RunOperators,
@@ -277,20 +277,18 @@ class TrainingLoop:
 
     def _track(self, script: InstructionList, micro_batch: int, tracker: MemoryTracker) -> TaskStream:
         """Report operators to the tracker, and yield the tasks of the hooks between them."""
-        start = end = 0
-        for step in script.steps:
-            if isinstance(step, RunOperators):
-                end = step.end
-                continue
+        start = 0
+        for end, step in script.calls:
             for tasks in self._hooks_of(step):
                 if start < end:
                     tracker.operators_ran(script, start, end, micro_batch)  # ahead of what the hooks allocate
                     start = end
                 yield from tasks
+        end = len(script.operators)
         if start < end:
             tracker.operators_ran(script, start, end, micro_batch)
 
-    def _hooks_of(self, step: Instruction) -> Iterator[TaskStream]:
+    def _hooks_of(self, step: LoweredInstruction) -> Iterator[TaskStream]:
         """Yield the tasks of each hook that an instruction calls."""
         if isinstance(step, Block):
             yield from [found for one in self._parameter_hooks if (found := one.parameters_needed(step)) is not None]
@@ -301,7 +299,7 @@ class TrainingLoop:
                     if tasks is not None:
                         yield tasks
 
-    def _communicate(self, step: Instruction, micro_batch: int) -> TaskStream:
+    def _communicate(self, step: LoweredInstruction, micro_batch: int) -> TaskStream:
         """Yield the tasks of a transfer, or of a collective that does not block."""
         if isinstance(step, Communicate):
             task = self._collective(step)

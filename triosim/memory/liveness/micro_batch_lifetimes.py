@@ -210,9 +210,7 @@ class _TensorMemory:
 class MicroBatchLiveness:
     """Finds the lifetimes over the passes of a micro-batch; or, with ``receives`` off, over the optimizer."""
 
-    def __init__(
-        self, storages: ProgramStorages, gradients: Iterable[Gradient] = (), *, receives: bool = True
-    ) -> None:
+    def __init__(self, storages: ProgramStorages, gradients: Iterable[Gradient] = (), *, receives: bool = True) -> None:
         self._storages = storages
         self._receives = receives
         captured = storages.captured
