@@ -122,26 +122,6 @@ class Symmetry:
         )
 
 
-class RankClasses(Symmetry):
-    """Ranks of a world of which those with one model do the same, and that communicate as a whole world alone.
-
-    ``like`` is the model of each rank. A collective starts when a rank of each class has come, because the others of the class
-    come with it, and is the only one of its kind: nothing of the network is left out.
-    """
-
-    def __init__(self, like: Sequence[int]) -> None:
-        self.rotations = ()
-        self.world = len(like)
-        self._rings = False
-        self._multiplicities = {}
-        first = {model: rank for rank, model in reversed(list(enumerate(like)))}
-        self._first = [first[model] for model in like]
-
-    def representative(self, rank: int) -> int:
-        """Return the first rank of the class that a rank belongs to."""
-        return self._first[rank]
-
-
 def _rotations(mesh: Mesh, axes: Sequence[str]) -> Iterator[Rotation]:
     """Yield a rotation for each axis; for a divided axis one within its subgroups, and one from subgroup to subgroup."""
     stride = 1

@@ -16,9 +16,8 @@ from streams import Script
 
 from triosim import describe, simulate
 from triosim.errors import AsymmetryError
-from triosim.extrapolators.captured.groups import classes_of
 from triosim.extrapolators.core.mesh import Mesh, Subgroups
-from triosim.extrapolators.core.symmetry import RankClasses, Symmetry
+from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import PatternUse, TransferPattern, dry_run
 from triosim.folding.link_folding import find_link_classes
 from triosim.folding.uncontended import UncontendedCollectives
@@ -158,21 +157,6 @@ def test_parts_of_an_axis_are_alike_and_so_are_the_ranks_in_one() -> None:
         Mesh.of(cp=3, dp=2), subgroups=(Subgroups("ep", ("cp", "dp"), 2),)
     )  # of which one part is half of two rows
     assert Symmetry(mixed, ["cp", "dp", "ep"]).representatives == tuple(range(6))
-
-
-def test_ranks_that_differ_are_classes_while_all_communicate_as_one_world() -> None:
-    classes = RankClasses((0, 5, 5, 5, 5, 5, 0, 7))
-    assert classes.representatives == (0, 1, 7)
-    assert [classes.representative(rank) for rank in range(8)] == [0, 1, 1, 1, 1, 1, 0, 7]
-    assert classes.group_multiplicity(range(8)) == 1
-    trace = traces.mlp()
-    like = (0, 1, 1, 1)
-    whole = TaskStreams({0: trace, 1: trace}, like, {"world": ((0, 1, 2, 3),), "own": ((0,), (1,), (2,), (3,))})
-    parts = TaskStreams({0: trace, 1: trace}, like, {"tp": ((0, 1), (2, 3))})
-    found = classes_of(whole)
-    assert found is not None
-    assert found.representatives == (0, 1)
-    assert classes_of(parts) is None
 
 
 def test_a_thousand_ranks_cost_as_much_as_those_that_stand_for_them() -> None:

@@ -201,42 +201,96 @@ def test_a_rank_that_runs_and_differs_later_runs_for_itself(tmp_path: Path) -> N
     assert "rank 15 step 3: 1.00" in done.stdout.splitlines()
 
 
-#: Two axes of parallelism; rank 0 logs from the third step on, and computes more where that is asked for.
+#: Two axes of parallelism; rank 0 computes and logs alone, from the third step on or from the first.
 MESH = """
-import os, sys
+import os, sys, time
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 dist.init_process_group("nccl")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 mesh = init_device_mesh("cuda", (4, 4), mesh_dim_names=("dp", "tp"))
-model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)).cuda()
-parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-torch.distributed.fsdp.fully_shard(model, mesh=mesh["dp"])
+model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256)).cuda()
+PARALLEL
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(4):
-    loss = model(torch.randn(8, 64, device="cuda")).square().mean()
+    before = time.perf_counter()
+    loss = model(torch.randn(8, 256, device="cuda")).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    if dist.get_rank() == 0 and step > 1:
-        print("step", step, loss.item() * 0, DOES)
+    if dist.get_rank() == 0 and step >= FIRST:
+        print(step, loss.item() * 0, torch.ones(999, 999, device="cuda").exp().sum().item() * 0, time.perf_counter() - before)
+"""
+TENSOR_AND_DATA = """
+parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+fully_shard(model, mesh=mesh["dp"])
+"""
+#: Stages of a pipeline, each of which has four replicas; the first and the last rank of all log.
+STAGES = """
+import os, time
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+mesh = init_device_mesh("cuda", (4, 4), mesh_dim_names=("pp", "dp"))
+number = mesh["pp"].get_local_rank()
+layers = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(128, 128).cuda(), process_group=mesh["dp"].get_group())
+stage = PipelineStage(layers, number, 4, torch.device("cuda"), group=mesh["pp"].get_group())
+schedule = Schedule1F1B(stage, 8, loss_fn=lambda found, wanted: (found - wanted).square().mean())
+optimizer = torch.optim.SGD(layers.parameters())
+for step in range(4):
+    before = time.perf_counter()
+    given = [torch.randn(64, 128, device="cuda")] if number == 0 else []
+    schedule.step(*given, **({"target": torch.randn(64, 128, device="cuda")} if number == 3 else {}))
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() in (0, 15) and step >= FIRST:
+        print(dist.get_rank(), step, torch.ones(999, 999, device="cuda").sum().item() * 0, time.perf_counter() - before)
 """
 
 
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize(
+    ("script", "parallel", "lines"),
+    [(MESH, TENSOR_AND_DATA, 1), (MESH, "fully_shard(model, mesh=mesh)", 1), (STAGES, "", 2)],
+    ids=["tensor-and-data", "hybrid-shard", "pipeline"],
+)
+def test_ranks_of_a_mesh_are_folded_where_one_acts_alone(
+    tmp_path: Path, script: str, parallel: str, lines: int, first: int
+) -> None:
+    found = []
+    for fold in ("--no-fold", "--fold"):
+        source = script.replace("PARALLEL", parallel).replace("FIRST", str(first))
+        done = run(tmp_path, source, "--world", "16", "-q", fold, "-o", "result.json")
+        assert done.returncode == 0, done.stderr
+        result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+        found.append(([float(one) for one in re.findall(r"\S+$", done.stdout, re.MULTILINE)], result))
+    (times, whole), (folded_times, folded) = found
+    assert len(times) == lines * (4 - first)
+    assert folded_times == pytest.approx(times, rel=1e-9)
+    assert folded["step_time_s"] == pytest.approx(whole["step_time_s"], rel=1e-9)
+    for table, key in (("ranks", "communication_s"), ("collectives", "count"), ("links", "bytes")):
+        assert [one[key] for one in folded[table]] == pytest.approx([one[key] for one in whole[table]], rel=1e-9)
+
+
 def test_a_rank_that_reads_a_value_stays_equal_to_the_others(tmp_path: Path) -> None:
-    done = run(tmp_path, MESH.replace("DOES", "''"), "--world", "16", "-q")
+    reading = MESH.replace("PARALLEL", TENSOR_AND_DATA).replace("FIRST", "2")
+    done = run(
+        tmp_path,
+        reading.replace('torch.ones(999, 999, device="cuda").exp().sum().item() * 0, ', ""),
+        "--world",
+        "16",
+        "-q",
+    )
     assert done.returncode == 0, done.stderr
-    assert [line.split()[1] for line in done.stdout.splitlines()] == ["2", "3"]
-
-
-def test_ranks_that_were_taken_for_equal_and_differ_are_named(tmp_path: Path) -> None:
-    done = run(tmp_path, MESH.replace("DOES", "torch.ones(9, 9, device='cuda').exp().shape"), "--world", "16", "-q")
-    assert done.returncode == 2
-    assert "ranks 0 and 15 were assumed to run the same and differ: aten::ones on rank 0" in done.stderr
-    assert "simulate every rank for itself: --no-fold" in done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["2", "3"]
 
 
 #: What each rank gets in collectives over known values and Python objects.

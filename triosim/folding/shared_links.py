@@ -62,3 +62,7 @@ class SharedLinks:
     def equal(self, first: int, second: int) -> bool:
         """Whether two links have the same bandwidth and latency."""
         return self._speeds[first] == self._speeds[second]
+
+    def speed(self, link: int) -> tuple[float, float]:
+        """Return a link's bandwidth and latency."""
+        return self._speeds[link]

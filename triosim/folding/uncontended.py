@@ -15,11 +15,15 @@ from triosim.networks.extensions import LinkCounter
 
 @dataclass(slots=True)
 class _IdleRun:
-    """A collective on the idle network: its seconds, the bytes on its links, and its number of uses."""
+    """A collective on the idle network: its seconds, the bytes on its links, and how often it has ended."""
 
     seconds: float
     bytes_by_link: Mapping[str, float]
     count: int = 0
+
+    def ended(self, _: simpy.Event) -> None:
+        """Count its bytes, as a network does."""
+        self.count += 1
 
 
 class UncontendedCollectives:
@@ -48,8 +52,8 @@ class UncontendedCollectives:
         now = self._env.now
         if now < self._ends.get(pattern.ranks, now):
             raise AsymmetryError(f"one {pattern} starts before the last one has ended")
-        found.count += 1
         event = self._env.timeout(found.seconds)
+        event.callbacks.append(found.ended)
         self._ends[pattern.ranks] = now + found.seconds
         return event
 

@@ -6,7 +6,6 @@ run follows one that does: it runs the same commands, in groups of its own.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from triosim.extrapolators.captured.command_tasks import TAGS_OF_A_FAMILY, colle
 from triosim.extrapolators.captured.commands import CommandWait, GroupCollective, PointToPoint
 from triosim.live.items import Awaited, Ended, HostWork, Question, Said
 from triosim.live.profiles import Profiles
-from triosim.live.rank_hosts import Guest, Mail, RankHost, answer_name
+from triosim.live.rank_hosts import Mail, RankHost, answer_name
 from triosim.live.running_rank import Issued, RunningRank
 from triosim.tasks import Communicator, Handle, Host, Record, Synchronize, Task, TaskStream
 
@@ -76,11 +75,6 @@ class LiveStreams:
             for rank, source in like.items()
             if homes[source] == rank
         }
-        self._guests: dict[int, list[Guest]] = {rank: [] for rank in like}
-        for rank, home in homes.items():
-            if like[home] != rank:
-                host = RankHost(running[rank], self._mail, write)
-                self._guests[home].append(Guest(running[rank], running[like[home]], host))
 
     def tasks(self, rank: int) -> TaskStream:
         """Return the task stream of one rank. Raises ``ScriptFailed`` where its script does."""
@@ -89,11 +83,7 @@ class LiveStreams:
         handles: dict[int, Handle] = {}
         timed: dict[int, Handle] = {} if host is None else host.timed
         profiles = Profiles() if host is None else host.profiles
-        position = 0
         for issued in _issued(source, queue):
-            for guest in self._guests[rank]:
-                yield from guest.come_to(position, timed, profiles)
-            position = issued.position
             if issued.number < 0:
                 yield from self._followed(source, issued) if host is None else host.act(issued)
                 continue
@@ -108,8 +98,6 @@ class LiveStreams:
                     timed[issued.position] = answer
             if len(handles) > _KEPT_HANDLES:
                 handles = {number: one for number, one in handles.items() if not one.done}
-        for guest in self._guests[rank]:
-            yield from guest.come_to(math.inf, timed, profiles)
 
     def _followed(self, source: RunningRank, issued: Issued) -> TaskStream:
         """Do on the host of a rank that follows another what concerns it too.

@@ -19,12 +19,13 @@ from triosim.errors import AsymmetryError
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.extrapolators.captured.command_tasks import collective_task
 from triosim.extrapolators.captured.commands import GroupCollective
-from triosim.extrapolators.captured.groups import classes_of, communicators
+from triosim.extrapolators.captured.groups import classes_of, communicate_as_one_world, communicators
+from triosim.extrapolators.captured.rank_classes import RankClasses
 from triosim.extrapolators.core.symmetry import Symmetry
+from triosim.folding.class_network import ClassNetwork
 from triosim.folding.dry_run import TransferPattern, dry_run
 from triosim.folding.folded_run import should_fold
 from triosim.gpus import Gpu
-from triosim.live.network.live_network import LiveNetwork
 from triosim.live.network.world_network import world_network
 from triosim.networks.base import Network
 from triosim.operators.features import is_launched
@@ -84,8 +85,8 @@ class Prices:
 def live_system(gpu: Gpu, like: Sequence[int], config: RunConfig, streams: TaskStreams | None = None) -> LiveSystem:
     """Return the system of a run whose ranks follow the running ones of ``like``; ``streams`` are those of a step.
 
-    Where all communicate as one world, each rank that runs is simulated, for itself and those that follow it by ``like``:
-    what rank 0 alone does later, such as to log, then stands in nobody's way.
+    Each rank that runs is simulated, for itself and those that follow it by ``like``: what rank 0 alone does later, such as to
+    log, then stands in nobody's way. Of groups whose ranks do the same, one is simulated, where the network is alike.
 
     Raises ``TriosimError`` for options that cannot be.
     """
@@ -111,12 +112,8 @@ def live_system(gpu: Gpu, like: Sequence[int], config: RunConfig, streams: TaskS
     network: Network | None = None
     folds = not (config.timeline or config.links) and should_fold(config.fold, len(like))
     if streams is not None and folds and _all_is_equal(system.conditions):
-        symmetry = classes_of(streams, like)
-        if symmetry is not None:
-            network = world_network(new_network, len(like), _sent(streams))
-        else:
-            symmetry, network = _folded(streams, new_network)
-            like = like if symmetry is None else streams.like
+        with suppress(AsymmetryError):
+            network, symmetry = _folded(streams, like, new_network)
     return LiveSystem(system, network or new_network(), options, heterogeneity, prices, like, symmetry)
 
 
@@ -133,16 +130,16 @@ def _all_is_equal(conditions: Conditions) -> bool:
     return conditions == Conditions(interference=conditions.interference)
 
 
-def _folded(streams: TaskStreams, new_network: NetworkFactory) -> tuple[Symmetry | None, LiveNetwork | None]:
-    """Return the symmetry of a step's ranks, and the network of its representatives; None where every rank is simulated."""
+def _folded(streams: TaskStreams, like: Sequence[int], new_network: NetworkFactory) -> tuple[Network, RankClasses]:
+    """Return the classes of a step's ranks, and their network. Raises ``AsymmetryError`` where every rank is simulated."""
+    classes = classes_of(streams, like)
+    if communicate_as_one_world(streams):
+        return world_network(new_network, len(like), _sent(streams)), classes
+    if not classes.has_copies:
+        return new_network(), classes
     plan = CapturedPlan(streams)
-    if plan.symmetry is None:
-        return None, None
-    for symmetry in (plan.symmetry, *plan.symmetry.without_one_axis()):
-        sent = dry_run({rank: plan.tasks(rank) for rank in symmetry.representatives})
-        with suppress(AsymmetryError):
-            return symmetry, LiveNetwork(new_network, symmetry, sent.patterns)
-    return None, None
+    sent = dry_run({rank: plan.tasks(rank) for rank in classes.representatives})
+    return ClassNetwork(new_network, classes, sent.patterns), classes
 
 
 def _sent(streams: TaskStreams) -> dict[TransferPattern, list[float]]:

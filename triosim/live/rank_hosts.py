@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from triosim.errors import SimulationError
 from triosim.live.items import (
     Awaited,
     Ended,
@@ -151,60 +150,3 @@ class RankHost:
     def message(self, action: Awaited) -> Handle:
         """Return the message that the script waits for."""
         return self._mail.message(action.message)
-
-
-class Guest:
-    """A running rank that another rank is simulated for: it launches the same, and has output and questions of its own.
-
-    ``model`` is the running rank whose commands are simulated.
-    """
-
-    def __init__(self, source: RunningRank, model: RunningRank, host: RankHost) -> None:
-        self._source = source
-        self._queue = source.queue()
-        self._host = host
-        self._model = model
-        self._own, self._models = source.trail(), model.trail()
-        self._awaited: Handle | None = None  # a message that the script waits for
-
-    def come_to(self, position: float, timed: dict[int, Handle], profiles: Profiles) -> TaskStream:
-        """Let the script come to a position, and answer what it asks up to there; ``timed`` are the timed events by position.
-
-        ``profiles`` are those of the simulated rank.
-
-        Raises ``SimulationError`` where it launched something else than its model.
-        """
-        self._host.timed, self._host.profiles = timed, profiles
-        while self._queue or not self._is_past(position):
-            if not self._queue:
-                self._source.pull()
-                continue
-            issued = self._queue[0]
-            if issued.position > position:
-                break
-            self._queue.popleft()
-            if isinstance(issued.what, Awaited):
-                self._awaited = self._host.message(issued.what)
-            elif issued.number < 0 and not isinstance(issued.what, (HostWork, StepOver, TimedEvent)):
-                yield from self._host.act(issued)
-        self._compare()
-
-    def _is_past(self, position: float) -> bool:
-        """Whether the script is known to have nothing to say up to a position that could be waited for."""
-        waits = self._awaited is not None and not self._awaited.done
-        return waits or self._host.has_ended or self._source.position > position
-
-    def _compare(self) -> None:
-        while self._own and self._models:
-            own, models = self._own.popleft(), self._models.popleft()
-            if own != models:
-                rank, other = self._source.rank, self._model.rank
-                raise SimulationError(
-                    f"ranks {other} and {rank} were assumed to run the same and differ: {_said(models)} on rank {other}, "
-                    f"{_said(own)} on rank {rank}",
-                    fix="simulate every rank for itself: --no-fold",
-                )
-
-
-def _said(key: object) -> str:
-    return str(key[0]) if isinstance(key, tuple) else str(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -13,17 +13,7 @@ from typing import Any
 
 from triosim.errors import SimulationError
 from triosim.extrapolators.captured.commands import Command, CommandWriter
-from triosim.live.items import (
-    At,
-    Communicated,
-    Groups,
-    HostAction,
-    HostWork,
-    KeptTraces,
-    NewOperator,
-    StepOver,
-    TimedEvent,
-)
+from triosim.live.items import At, Communicated, Groups, HostAction, KeptTraces, NewOperator, StepOver, TimedEvent
 from triosim.trace import Mark, Operator, Trace
 
 #: How long a process that hangs has to say where.
@@ -49,9 +39,8 @@ class Issued:
 class RunningRank:
     """A rank whose script runs in a process.
 
-    Each simulated rank that follows it has a queue of what the script has issued and the simulation has not. ``trails`` are its
-    operators and marks for those that compare them with another rank's. ``timed`` is the position of each timed event,
-    ``kept`` what a script that was interrupted has told.
+    Each simulated rank that follows it has a queue of what the script has issued and the simulation has not. ``timed`` is
+    the position of each timed event, ``kept`` what a script that was interrupted has told.
     """
 
     rank: int
@@ -63,7 +52,6 @@ class RunningRank:
     operators: list[Operator] = field(default_factory=list)
     writer: CommandWriter = field(default_factory=CommandWriter)
     queues: list[deque[Issued]] = field(default_factory=list)
-    trails: list[deque[Hashable]] = field(default_factory=list)
     position: int = 0
     actions: int = 0
     step_starts: deque[int] = field(default_factory=lambda: deque([0], maxlen=3))
@@ -75,11 +63,6 @@ class RunningRank:
         """Return a new queue of what the script issues from now on."""
         self.queues.append(deque())
         return self.queues[-1]
-
-    def trail(self) -> deque[Hashable]:
-        """Return a new trail of the operators and marks from now on."""
-        self.trails.append(deque())
-        return self.trails[-1]
 
     def pull(self) -> None:
         """Wait for what the script does next. Raises ``SimulationError`` where its process died, or does nothing."""
@@ -141,7 +124,6 @@ class RunningRank:
         for item in resolved:
             if isinstance(item, (int, Operator, Mark, TimedEvent)):
                 self.position += 1
-                self._leave_trail(item)
             if isinstance(item, int):
                 writer.operator(operators[item])
             elif isinstance(item, Operator):
@@ -152,8 +134,6 @@ class RunningRank:
                 self.on_groups(item.groups)
                 writer.alone = {name for name, groups in item.groups.items() if _is_alone(self.rank, groups)}
             elif not isinstance(item, NewOperator):
-                if isinstance(item, HostWork) and item.line:
-                    self._leave_trail(item)
                 yield from self._written()
                 yield self._acted(item)
             self._places += [self.position] * (len(writer.commands) - len(self._places))
@@ -177,35 +157,6 @@ class RunningRank:
         places += [self.position] * (len(commands) - len(places))
         for number, (command, place) in enumerate(zip(commands, places, strict=True), first):
             yield Issued(number, command, place)
-
-    def _leave_trail(self, item: int | Operator | Mark | TimedEvent | HostWork) -> None:
-        """Note an operator or a mark for those that compare this rank with another; either may read a value by itself."""
-        if not self.trails or self._reads(item):
-            return
-        if isinstance(item, Mark):
-            key: Hashable = (item.kind, item.stream)
-        elif isinstance(item, TimedEvent):
-            key = ("record", item.stream)
-        elif isinstance(item, HostWork):
-            key = (f"{item.seconds:g} s of the host at {item.line}",)
-        elif isinstance(item, int):
-            key = self._of_trail(self.operators[item])
-        else:
-            asked = item.communication
-            assert asked is not None
-            key = (f"{asked.kind} of {asked.nbytes:g} bytes at {asked.line}", asked.group)
-        for trail in self.trails:
-            trail.append(key)
-
-    def _reads(self, item: int | Operator | Mark | TimedEvent | HostWork) -> bool:
-        """Whether the host waits for its GPU, or for a value of it, as a rank does that logs."""
-        if isinstance(item, Mark):
-            return item.kind == "synchronize"
-        return isinstance(item, int) and self.operators[item].name == "aten::_local_scalar_dense"
-
-    def _of_trail(self, operator: Operator) -> Hashable:
-        """Return what two ranks' equal operators have in common: their tensors' numbers may differ."""
-        return operator.name, *((one.shape, one.dtype) for one in (*operator.inputs, *operator.outputs))
 
     def _operator(self, item: Communicated) -> Operator:
         return replace(self.operators[item.number], layer=item.layer, communication=item.communication)

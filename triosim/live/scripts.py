@@ -18,7 +18,6 @@ from triosim.capture.process_pool import CaptureJob
 from triosim.config import RunConfig
 from triosim.engine import Progress
 from triosim.errors import CaptureError, OptionError, ScriptError
-from triosim.extrapolators.captured.groups import classes_of
 from triosim.gpus import Gpu
 from triosim.live.job import INTERRUPTED, START_TIME, LiveJob
 from triosim.live.launchers import Launch
@@ -186,10 +185,10 @@ def _captured(job: LiveJob, asked: list[int] | None, *, whole: bool) -> Captured
 
 
 def _led_by_last(found: CapturedStreams) -> CapturedStreams:
-    """Let the last rank, which runs in any case, stand for those that it equals, where all communicate as one world."""
+    """Let the last rank, which runs in any case, stand for those that it equals."""
     streams, last = found.streams, found.streams.world - 1
     model = streams.like[last]
-    if model in (0, last, *found.awaited) or classes_of(streams) is None:
+    if model in (0, last, *found.awaited):
         return found
     like = tuple([last if one == model else one for one in streams.like])
     traces = {last if rank == model else rank: trace for rank, trace in streams.traces.items()}
