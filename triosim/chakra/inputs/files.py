@@ -33,16 +33,21 @@ def input_files(
     """Return the files of a prefix of graphs. A run that ``has_topology`` needs no network."""
     folder = prefix if prefix.is_dir() else prefix.parent
     taken: list[str] = []
+    notes: list[str] = []
 
     def found(given: str | Path | None, name: str) -> Path | None:
         if given is not None:
             return Path(given)
         beside = folder / name
-        if not beside.is_file() or (name == _NETWORK and (has_topology or not is_network(beside))):
+        if not beside.is_file() or (name == _NETWORK and has_topology):
+            return None
+        if name == _NETWORK and not is_network(beside):
+            notes.append(f"{name} beside the graphs is not one of ASTRA-sim's, and is not read")
             return None
         taken.append(name)
         return beside
 
     files = found(network, _NETWORK), found(system, _SYSTEM), found(memory, _MEMORY), found(groups, _GROUPS)
-    notes = (f"read beside the graphs: {', '.join(taken)}",) if taken else ()
-    return InputFiles(*files, notes)
+    if taken:
+        notes.append(f"read beside the graphs: {', '.join(taken)}")
+    return InputFiles(*files, tuple(notes))
