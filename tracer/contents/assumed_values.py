@@ -62,6 +62,15 @@ def most_in_a_row(tensor: torch.Tensor) -> int | None:
     return _IN_A_ROW.get(noted(tensor, _TRUTH), _COMPARED_IN_A_ROW)
 
 
+def may_learn(name: str, given: Iterable[torch.Tensor]) -> bool:
+    """Whether ``learn`` may find a value of a call on these fake tensors, beside forgetting those of what it changes."""
+    if name in _ALWAYS_LEARNT:
+        return True
+    if name not in _RULES and name not in consecutive_values.LEARNED:
+        return False
+    return any(_NAME in vars(one) or consecutive_values.NAME in vars(one) for one in given)
+
+
 def learn(name: str, arguments: tuple[Any, ...], result: Any, changed: Iterable[torch.Tensor] = ()) -> None:
     """Note the value of a call's result, as far as its arguments tell, and forget those of tensors that it changed.
 
@@ -150,3 +159,5 @@ _RULES: Mapping[str, Callable[..., Value]] = {
     "cumsum": lambda one, *_: _running_sum(value(one)),
     "new_full": lambda first, shape, second, *_: value(second),
 }
+#: Operators of which something is learnt whatever their arguments are.
+_ALWAYS_LEARNT = _ALWAYS | _IN_A_ROW.keys() | _LEFT.keys() | {"arange"}

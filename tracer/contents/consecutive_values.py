@@ -86,3 +86,5 @@ _RULES: Mapping[str, Callable[[tuple[Any, ...], torch.Tensor], int | None]] = {
     "cat": _cat,
     **dict.fromkeys(("unsqueeze", "expand", "view", "clone", "detach", "alias", "_to_copy"), _same),
 }
+#: Operators of which something may be learnt.
+LEARNED = frozenset((*_RULES, "sub"))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from triosim.tracer.contents import storage_contents
-from triosim.tracer.contents.storage_contents import MOST_ELEMENTS, is_fake, is_known, known_part
+from triosim.tracer.contents.storage_contents import CONTENTS, MOST_ELEMENTS, is_fake, is_known, known_part
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 _SEEDED = torch.Tag.nondeterministic_seeded
@@ -89,6 +89,13 @@ class KnownContents:
         except (RuntimeError, IndexError, ValueError):  # the script's own error, which the GPU finds too late
             pass
         return NotImplemented
+
+    def may_follow(self, info: Any, given: Sequence[torch.Tensor], storages: Iterable[Any]) -> bool:
+        """Whether ``follow`` has anything to do for a call on these fake tensors, whose ``storages`` are given."""
+        if info.bare in _UNWRITTEN or (info.is_view and not info.changed):
+            return False
+        unread = info.bare in _SHAPE_ONLY or bool(info.changed and info.bare in _OVERWRITES)
+        return len(given) <= unread or any(hasattr(one, CONTENTS) for one in storages)
 
     def follow(
         self,

@@ -13,7 +13,9 @@ import torch
 
 #: Tensors of more elements have no known contents.
 MOST_ELEMENTS = 2**16
-_CONTENTS, _WRITES = "_triosim_contents", "_triosim_writes"
+#: The attribute of a storage of which something is known.
+CONTENTS = "_triosim_contents"
+_WRITES = "_triosim_writes"
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ def set_contents(tensor: torch.Tensor, contents: torch.Tensor, mask: torch.Tenso
 def drop_contents(tensor: torch.Tensor) -> None:
     """Make the contents of a fake tensor unknown; other parts of its storage stay known."""
     storage = tensor.untyped_storage()
-    if not hasattr(storage, _CONTENTS):
+    if not hasattr(storage, CONTENTS):
         return
     if _contents(tensor) is None or _is_whole(tensor) or storage.nbytes() > MOST_ELEMENTS * tensor.element_size():
         drop_storage(storage)
@@ -119,13 +121,13 @@ def drop_contents(tensor: torch.Tensor) -> None:
 
 def drop_storage(storage: torch.UntypedStorage) -> None:
     """Make all contents of a storage unknown."""
-    if hasattr(storage, _CONTENTS):
-        delattr(storage, _CONTENTS)
+    if hasattr(storage, CONTENTS):
+        delattr(storage, CONTENTS)
 
 
 def share(storage: torch.UntypedStorage, real: torch.UntypedStorage) -> None:
     """Let a real storage hold the contents of a fake one of the same size, all of them known."""
-    setattr(storage, _CONTENTS, _Contents(real))
+    setattr(storage, CONTENTS, _Contents(real))
 
 
 def make_room(tensor: torch.Tensor) -> bool:
@@ -136,7 +138,7 @@ def make_room(tensor: torch.Tensor) -> bool:
     nbytes = storage.nbytes()
     if nbytes > MOST_ELEMENTS * tensor.element_size():
         return False
-    setattr(storage, _CONTENTS, _Contents(_bytes(nbytes), None if _is_whole(tensor) else _bytes(nbytes)))
+    setattr(storage, CONTENTS, _Contents(_bytes(nbytes), None if _is_whole(tensor) else _bytes(nbytes)))
     return True
 
 
@@ -185,7 +187,7 @@ def was_written(tensor: torch.Tensor) -> None:
 def _contents(tensor: torch.Tensor) -> Any:
     """Return the contents of a tensor's storage; None if there are none, or the storage has changed its size."""
     storage = tensor.untyped_storage()
-    found = getattr(storage, _CONTENTS, None)
+    found = getattr(storage, CONTENTS, None)
     return found if found is not None and found.real.nbytes() == storage.nbytes() else None
 
 

@@ -69,14 +69,13 @@ def _install_hooks(patches: Patches) -> None:
     built = slots["isBuilt"]
     if _called(table_of, original) != [built]:
         raise missing_api("C++ class at::CUDAHooksInterface in the form that its headers say")
-    # Two words before the table belong to it: its offset, and the class's description.
+    # Two words before the table belong to it: its offset, and the class's description. Both functions answer 1, as one in C
+    # of Python's own does: PyTorch asks them several times in each call of an operator, for which Python would be slow.
     word = ctypes.sizeof(ctypes.c_void_p)
     table = (ctypes.c_void_p * (_TABLE + 2))(*list((ctypes.c_void_p * (_TABLE + 2)).from_address(original - 2 * word)))
-    yes = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(lambda _: 1)
-    yes_for = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int8)(lambda _, __: 1)
-    for name, function in (("isBuilt", yes), ("hasPrimaryContext", yes_for)):
-        table[2 + slots[name]] = ctypes.cast(function, ctypes.c_void_p).value
-    _kept.extend([table, yes, yes_for])
+    for name in ("isBuilt", "hasPrimaryContext"):
+        table[2 + slots[name]] = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
+    _kept.append(table)
     patches.callback(lambda: table_of.__setitem__(0, original))
     table_of[0] = ctypes.addressof(table) + 2 * word
     accelerator = torch._C._accelerator_getAccelerator()

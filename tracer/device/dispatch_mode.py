@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from triosim.tracer.contents.host_twins import HostTwins
 from triosim.tracer.contents.known_contents import KnownContents, flat
 from triosim.tracer.contents.storage_contents import is_fake
 from triosim.tracer.device import dtype_checks, memory_formats
-from triosim.tracer.device.shape_cache import ShapeCache
+from triosim.tracer.device.shape_cache import UNCACHED, KnownCall, Made, ShapeCache
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
 #: Tensors of fractions that a script creates on the host are real up to this many elements ...
@@ -35,18 +36,27 @@ MOST_COMPUTED = 2**24
 #: Whole numbers on the host (indices, labels, words) are always real, up to what no script holds there.
 MOST_WHOLE = 2**30
 
+#: A function that runs an operator: ``run(operator, args, kwargs)``.
+Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
+_FAKE = {FakeTensor}
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor))
 #: Operators that change their arguments in place and return nothing, so there is no shape to compute.
 _IN_PLACE_ONLY = frozenset(("aten::_fused_sgd_", "aten::_fused_adagrad_", "aten::_fused_adam_", "aten::_fused_adamw_"))
 
 
 class OperatorInfo:
-    """An operator's name, attributes and changed arguments, from its schema, and its dtype check."""
+    """An operator's name, attributes and changed arguments, from its schema, and its dtype check.
 
-    def __init__(self, function: OpOverload) -> None:
+    ``own`` is a function that runs it, ``rule`` one that returns its result where PyTorch has no shape rule.
+    """
+
+    def __init__(
+        self, function: OpOverload, own: Run | None = None, rule: Callable[..., Any] | None = None, number: int = 0
+    ) -> None:
         schema = function._schema
+        self.own, self.rule, self.number = own, rule, number
         self.function = function
         self.name = schema.name
         self.bare = schema.name.partition("::")[2].rstrip("_")
@@ -63,6 +73,7 @@ class OperatorInfo:
         each = schema.name.startswith("aten::_foreach_") and schema.name.endswith("_")
         self.is_view = function.is_view
         self.in_place = each or schema.name in _IN_PLACE_ONLY
+        self.is_cached = not self.in_place and not any(tag in function.tags for tag in UNCACHED)
         self.on_images = memory_formats.depends_on_format(schema.name)
         self.check = dtype_checks.check_of(self.bare)
         self.is_composite = function._can_decompose()
@@ -125,12 +136,13 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.contents = KnownContents()
-        self._shapes = ShapeCache(fake_mode)
+        self._shapes = ShapeCache(fake_mode, recorder.storages.forms)
         self.twins = HostTwins(self._shapes.tensor)
         self._muted = 0
         self._inside = 0  # of operators that the script defines
-        self._run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+        self._run_by: dict[Any, Run] = {}
         self._infos: dict[Any, OperatorInfo] = {}
+        self._numbers = count()  # of operators
         self._rules: dict[Any, Callable[..., Any]] = {
             aten.batch_norm_stats.default: _channels(2),
             aten.batch_norm_gather_stats_with_counts.default: _channels(2),
@@ -139,13 +151,15 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             aten.batch_norm_backward_elemt.default: lambda data, *_, **__: torch.empty_like(data),
         }
 
-    def replace(self, operators: Mapping[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]) -> None:
+    def replace(self, operators: Mapping[Any, Run]) -> None:
         """Let functions of their own run, and record, these operators: ``run(operator, args, kwargs)``."""
         self._run_by.update(operators)
+        self._infos.clear()
 
     def add_shape_rules(self, rules: Mapping[Any, Callable[..., Any]]) -> None:
         """Add functions that return an operator's result where PyTorch has no shape rule, or ``NotImplemented``."""
         self._rules.update(rules)
+        self._infos.clear()
 
     @property
     def is_muted(self) -> bool:
@@ -174,24 +188,24 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if function is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all calls
             return args[0].fake_device
         kwargs = kwargs or {}
-        own = self._run_by.get(function)
-        if own is not None and not isinstance(function, OpOverload):
+        info = self._infos.get(function) or self._info(function)
+        if info is None:
+            own = self._run_by.get(function)
+            if own is None:
+                return function(*args, **kwargs)  # one that runs functions, such as flex attention
             with self:
                 return own(function, args, kwargs)
-        if not isinstance(function, OpOverload):
-            return function(*args, **kwargs)  # one that runs functions, such as flex attention
         for kind in types:
             if kind not in _PLAIN and hasattr(kind, "__tensor_flatten__"):
                 return NotImplemented  # a distributed tensor first runs the operator on its local parts
-        if own is not None:
-            return own(function, args, kwargs)
-        info = self._infos.get(function)
-        if info is None:
-            self._infos[function] = info = OperatorInfo(function)
+        if info.own is not None:
+            return info.own(function, args, kwargs)
         given: list[torch.Tensor] = []
         _add_tensors(given, args)
         if kwargs:
             _add_tensors(given, kwargs.values())
+        if given and set(map(type, given)) == _FAKE:
+            return self._on_fakes(function, info, given, args, kwargs)
         fake = any(hasattr(tensor, "fake_device") for tensor in given)
         if fake and info.changed and not all(hasattr(tensor, "fake_device") for tensor in given):
             self.twins.add(info.changed_of(args, kwargs), given)
@@ -202,6 +216,24 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not fake and _is_real(function, given, args, kwargs):
             with torch._C._DisableTorchDispatch():
                 return function(*args, **({**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs))
+        return self._on_fakes(function, info, given, args, kwargs)
+
+    def _info(self, function: Any) -> OperatorInfo | None:
+        """Return what is known of an operator; None of one that runs functions."""
+        if not isinstance(function, OpOverload):
+            return None
+        made = OperatorInfo(function, self._run_by.get(function), self._rules.get(function), next(self._numbers))
+        self._infos[function] = made
+        return made
+
+    def _on_fakes(
+        self,
+        function: Any,
+        info: OperatorInfo,
+        given: list[torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         if info.runs_as is not None and any(map(on_device, given)):
             with self, self._below_autograd():
                 return info.runs_as(*args, **kwargs)
@@ -218,10 +250,20 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        if info.check is not None and info.rule is not None:
+            info.check(args)
+        found = NotImplemented if info.rule is None else info.rule(*args, **kwargs)
+        storages: list[Any] = []
+        call = (
+            self._shapes.find(info.number, args, kwargs, storages)
+            if found is NotImplemented and info.is_cached
+            else None
+        )
+        if call is not None and call.parts is not None:
+            made = self._shapes.make(call, given, storages)
+            return self._known(info, call, made, given, storages, args, kwargs)
         if info.check is not None:
             info.check(args)
-        rule = self._rules.get(function)
-        found = rule(*args, **kwargs) if rule is not None else NotImplemented
         if found is not NotImplemented:
             result = found
         elif info.in_place:
@@ -233,9 +275,13 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     arguments = tree_map_only(torch.Tensor, lambda one: fakes.get(id(one), one), (args, kwargs))
                     result = function(*arguments[0], **arguments[1])
                 else:
-                    result = self._shapes.run(function, given, args, kwargs)
+                    result = function(*args, **kwargs)
             except NotImplementedError as error:  # without a rule for the shape, PyTorch tries the kernel itself
                 raise UnsupportedOperatorException(function) from error
+        if call is not None and not call.tried:
+            first = self._learnt(info, call, given, storages, args, kwargs, result)
+            if first is not None:
+                return self._known(info, call, first, given, storages, args, kwargs)
         changed = list(info.changed_of(args, kwargs)) if info.changed else []
         if changed and isinstance(result, torch.Tensor) and isinstance(args[0], torch.Tensor) and not is_fake(args[0]):
             result = args[0]  # a real tensor that was to be changed in place
@@ -243,9 +289,50 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if found is NotImplemented:
             self.contents.follow(info, given, args, kwargs, result, changed)
         self._record(info, given, args, kwargs, result, changed)
-        if info.to_host and isinstance(result, FakeTensor) and not on_device(result):
-            real = storage_contents.of(result)
-            return result if real is None else real
+        return _real_on_host(info, result)
+
+    def _learnt(
+        self,
+        info: OperatorInfo,
+        call: KnownCall,
+        given: list[torch.Tensor],
+        storages: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> Made | None:
+        """Keep how a call's result is made, and what else is equal for calls with its key; return the parts of the result."""
+        made = self._shapes.learn(call, given, storages, result, changes=bool(info.changed))
+        if made is not None:
+            call.attributes = self._attributes_of(info, [one for one in given if on_device(one)], args, kwargs)
+            positions = {id(one): position for position, one in enumerate(given)}
+            call.changed = tuple([positions[id(one)] for one in info.changed_of(args, kwargs)])
+        return made
+
+    def _known(
+        self,
+        info: OperatorInfo,
+        call: KnownCall,
+        made: Made,
+        given: list[torch.Tensor],
+        storages: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Learn from a call, and record it, whose result was ``made`` by its recipe, or for it."""
+        result, changed = made.result, [given[position] for position in call.changed]
+        if changed or assumed_values.may_learn(info.bare, given):
+            assumed_values.learn(info.bare, args, result, changed)
+        if self.contents.may_follow(info, given, storages):
+            self.contents.follow(info, given, args, kwargs, result, changed)
+        if self._muted:
+            return result
+        if not (call.on_device and self.recorder.takes_calls):
+            self._record(info, given, args, kwargs, result, changed)
+            return _real_on_host(info, result)
+        outputs = list(zip(made.forms, made.storages, strict=True))
+        outputs += [(call.forms[position], storages[position]) for position in call.changed]
+        self.recorder.call(info.name, call, list(zip(call.forms, storages, strict=True)), outputs)
         return result
 
     def _record(
@@ -263,12 +350,26 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = [tensor for tensor in (*flat(result), *changed) if on_device(tensor)]
         if not inputs and not outputs:
             return
+        self.recorder.operator(info.name, self._attributes_of(info, inputs, args, kwargs), inputs, outputs)
+        if info.to_host and not outputs and not kwargs.get("non_blocking"):
+            self.recorder.host_waits_here()
+
+    def _attributes_of(
+        self, info: OperatorInfo, inputs: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the attributes of a call with these tensors of the device."""
         attributes = info.attributes_of(args, kwargs)
         if info.on_images and any(map(memory_formats.is_channels_last, inputs[:2])):
             attributes["channels_last"] = True
-        self.recorder.operator(info.name, attributes, inputs, outputs)
-        if info.to_host and not outputs and not kwargs.get("non_blocking"):
-            self.recorder.host_waits_here()
+        return attributes
+
+
+def _real_on_host(info: OperatorInfo, result: Any) -> Any:
+    """Return a call's result, a real tensor where its contents are known on the host."""
+    if info.to_host and isinstance(result, FakeTensor) and not on_device(result):
+        real = storage_contents.of(result)
+        return result if real is None else real
+    return result
 
 
 def _channels(count: int) -> Callable[..., Any]:

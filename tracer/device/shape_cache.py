@@ -2,8 +2,9 @@
 
 A training step calls the same operators on the same shapes for each layer and in each step. ``FakeTensorMode`` caches results
 too, but a hit costs it hundreds of microseconds, because it allows for symbolic shapes, sparse and quantised tensors. Here the
-key of a call is its operator, its other arguments, and the metadata of its tensors: sizes, strides, offset, dtype, device,
-dispatch keys, and the bytes of the storage. The result is stored as a recipe: a new tensor, a view of an argument, or an
+key of a call is its operator, its other arguments, and the forms of its tensors: sizes, strides, offset, dtype, device,
+dispatch keys, and the bytes of the storage (``triosim.tracer.recorder.tensor_forms``).
+The result is stored as a recipe: a new tensor, a view of an argument, or an
 argument itself. Calls that a recipe cannot describe (those that change an argument's shape or storage, have a tensor whose
 value PyTorch knows, or return anything else) run by PyTorch's rules each time.
 """
@@ -11,18 +12,20 @@ value PyTorch knows, or return anything else) run by PyTorch's rules each time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from triosim.tracer.recorder.tensor_forms import TensorForm, TensorForms
 
 #: Types of arguments that are part of a key by their value.
 _NUMBERS = frozenset(
     (int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.Size)
 )
 #: Operators whose results depend on the tensors' data, or that change an argument's metadata.
-_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+UNCACHED = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _META = torch.device("meta")
 
 
@@ -30,11 +33,7 @@ _META = torch.device("meta")
 class _NewTensor:
     """A tensor that a call makes: a new one, or, with ``of``, a view of the argument with that position."""
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    device: torch.device
+    form: TensorForm
     of: int | None
 
 
@@ -42,72 +41,78 @@ class _NewTensor:
 _Part = int | _NewTensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    """The recipe of a call's result: one part, or a tuple or list of parts."""
+@dataclass(slots=True, eq=False)
+class KnownCall:
+    """What calls with one key have in common: the ``forms`` of their tensors, and the recipe of their result.
 
-    parts: tuple[_Part, ...]
-    kind: Callable[[Iterable[Any]], Any] | None
+    ``parts`` are those of the result, one or, in a tuple or list (``kind``), several; None where no recipe describes it.
+    ``attributes`` and the positions of ``changed`` arguments are kept here by those that find them.
+    """
+
+    forms: tuple[TensorForm, ...]
+    tried: bool = False
+    parts: tuple[_Part, ...] | None = None
+    kind: Callable[[Iterable[Any]], Any] | None = None
+    on_device: bool = False  # all of its tensors
+    attributes: Mapping[str, Any] | None = None
+    changed: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Made:
+    """What a recipe made: the result, its tensors, and the storage of each."""
+
+    result: Any = None
+    tensors: list[Any] = field(default_factory=list)
+    forms: list[TensorForm] = field(default_factory=list)
+    storages: list[Any] = field(default_factory=list)
 
 
 class ShapeCache:
     """A cache of calls on fake tensors of ``mode``, whose shape rules run for the first of equal calls."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, forms: TensorForms) -> None:
         self._mode = mode
-        self._recipes: dict[tuple[Any, ...], _Recipe | None] = {}  # None: no recipe describes it
-        self._cacheable: dict[Any, bool] = {}  # by operator: whether its results follow from a key
+        self._forms = forms
+        self._calls: dict[tuple[Any, ...], KnownCall] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of a new tensor, as PyTorch sets them
 
-    def run(
-        self, function: Any, given: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Return what an operator returns; ``given`` are all tensors among its arguments, in order."""
-        key = self._key(function, args, kwargs)
-        recipe = None if key is None else self._recipes.get(key, _UNKNOWN)
-        if key is None or recipe is None:
-            return function(*args, **kwargs)
-        if recipe is not _UNKNOWN:
-            return self._result(recipe, given)
-        before = [(*_state(tensor), tensor.untyped_storage()._cdata) for tensor in given]
-        result = function(*args, **kwargs)
-        same = before == [(*_state(tensor), tensor.untyped_storage()._cdata) for tensor in given]
-        self._recipes[key] = self._recipe(given, result) if same else None
-        return result
+    def find(
+        self, operator: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], storages: list[Any]
+    ) -> KnownCall | None:
+        """Return what is known of such calls of an operator, by its number; None where a key does not determine the result.
 
-    def _key(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Return the key of a call; None where it does not determine the result."""
-        cacheable = self._cacheable.get(function)
-        if cacheable is None:
-            self._cacheable[function] = cacheable = not any(tag in function.tags for tag in _TAGS)
-        if not cacheable:
-            return None
-        key: list[Any] = [function, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
-        if not self._describe(args, key):
+        The storages of its tensors are added to ``storages``, in order.
+        """
+        key: list[Any] = [operator, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        if not self._describe(args, key, storages):
             return None
         if kwargs:
             key.append(tuple(kwargs))
-            if not self._describe(kwargs.values(), key):
+            if not self._describe(kwargs.values(), key, storages):
                 return None
-        return tuple(key)
+        found = self._calls.get(tuple(key))
+        if found is None:
+            forms = tuple([one for one in key if type(one) is TensorForm])
+            self._calls[tuple(key)] = found = KnownCall(forms)
+        return found
 
-    def _describe(self, values: Iterable[Any], key: list[Any]) -> bool:
+    def _describe(self, values: Iterable[Any], key: list[Any], storages: list[Any]) -> bool:
         """Add these arguments to a key; return whether that could be done."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
                 if value.constant is not None or value.layout is not torch.strided or value.fake_mode is not self._mode:
                     return False
-                key += _state(value)
-                key.append(value.dtype)
-                key.append(value.fake_device)
-                key.append(torch._C._dispatch_keys(value).raw_repr())
+                storage = value.untyped_storage()
+                storages.append(storage)
+                key.append(self._forms.of(value, storage))
             elif kind in _NUMBERS:
                 key.append(kind)
                 key.append(value)
             elif kind is list or kind is tuple:
                 key.append(len(value))
-                if not self._describe(value, key):
+                if not self._describe(value, key, storages):
                     return False
             elif kind is torch.device:
                 key.append(value)
@@ -117,22 +122,44 @@ class ShapeCache:
                 return False
         return True
 
-    def _recipe(self, given: Sequence[torch.Tensor], result: Any) -> _Recipe | None:
-        """Return the recipe of a result; None where there is none."""
+    def learn(
+        self, call: KnownCall, given: Sequence[torch.Tensor], storages: Sequence[Any], result: Any, *, changes: bool
+    ) -> Made | None:
+        """Keep the recipe of the first result of a call, and return its parts; None where there is no recipe.
+
+        ``changes`` says that the operator changes arguments, whose forms may then be others.
+        """
+        call.tried = True
+        if changes and not self._are_as_before(call, given, storages):
+            return None
         kind = type(result) if isinstance(result, (list, tuple)) else None
         whole = [result] if kind is None else list(result)
-        parts = [self._part(given, one) for one in whole]
-        storages = [one.untyped_storage()._cdata for one, part in zip(whole, parts, strict=True) if _is_new(part)]
-        if any(part is _UNKNOWN for part in parts) or len(set(storages)) != len(storages):
+        parts = [self._part(given, storages, one) for one in whole]
+        if any(part is _UNKNOWN for part in parts):
             return None
-        found = _Recipe(tuple(parts), kind)
-        made = self._result(found, given)
-        for one, again in zip(whole, [made] if kind is None else made, strict=True):
-            if one is not None and torch._C._dispatch_keys(one) != torch._C._dispatch_keys(again):
+        made = Made(result)
+        for part, tensor in zip(parts, whole, strict=True):
+            if tensor is not None:
+                made.tensors.append(tensor)
+                made.forms.append(call.forms[part] if type(part) is int else part.form)
+                made.storages.append(tensor.untyped_storage())
+        new = [one._cdata for one, part in zip(made.storages, filter(_is_some, parts), strict=True) if _is_new(part)]
+        if len(set(new)) != len(new):
+            return None
+        call.kind, call.parts = kind, tuple(parts)
+        for one, again in zip(made.tensors, self.make(call, given, storages).tensors, strict=True):
+            if torch._C._dispatch_keys(one) != torch._C._dispatch_keys(again):
+                call.parts = None
                 return None
-        return found
+        call.on_device = bool(call.forms or made.forms) and all(one.on_device for one in (*call.forms, *made.forms))
+        return made
 
-    def _part(self, given: Sequence[torch.Tensor], tensor: Any) -> Any:
+    def _are_as_before(self, call: KnownCall, given: Sequence[torch.Tensor], storages: Sequence[Any]) -> bool:
+        after = [one.untyped_storage() for one in given]
+        forms = [self._forms.of(*one) for one in zip(given, after, strict=True)]
+        return list(call.forms) == forms and [one._cdata for one in storages] == [one._cdata for one in after]
+
+    def _part(self, given: Sequence[torch.Tensor], storages: Sequence[Any], tensor: Any) -> Any:
         if tensor is None:
             return None
         if type(tensor) is not FakeTensor or tensor.constant is not None or tensor.layout is not torch.strided:
@@ -142,35 +169,47 @@ class ShapeCache:
             return positions[0] if len(positions) == 1 else _UNKNOWN
         if tensor.requires_grad or tensor.fake_mode is not self._mode:
             return _UNKNOWN
-        shape, stride, offset, storage, nbytes = *_state(tensor)[:3], tensor.untyped_storage()._cdata, 0
-        owners = [position for position, one in enumerate(given) if one.untyped_storage()._cdata == storage]
-        made = _NewTensor(shape, stride, offset, tensor.dtype, tensor.fake_device, owners[0] if owners else None)
+        storage = tensor.untyped_storage()
+        owners = [position for position, one in enumerate(storages) if one._cdata == storage._cdata]
+        made = _NewTensor(self._forms.of(tensor, storage), owners[0] if owners else None)
         if not owners:
             with torch._C._DisableTorchDispatch():
-                nbytes = _empty(made).untyped_storage().nbytes()
-            if offset or nbytes != tensor.untyped_storage().nbytes():
+                nbytes = _empty(made.form).untyped_storage().nbytes()
+            if made.form.offset or nbytes != storage.nbytes():
                 return _UNKNOWN
         return made if len(owners) < 2 else _UNKNOWN
 
-    def _result(self, recipe: _Recipe, given: Sequence[torch.Tensor]) -> Any:
+    def make(self, call: KnownCall, given: Sequence[torch.Tensor], storages: Sequence[Any]) -> Made:
         """Return the result of a recipe for the tensors of another call with the same key."""
-        if recipe.kind is None:
-            return self._one(recipe.parts[0], given)
-        return recipe.kind([self._one(part, given) for part in recipe.parts])
+        made = Made()
+        assert call.parts is not None
+        values: list[Any] = []
+        for part in call.parts:
+            if part is None:
+                values.append(None)
+                continue
+            if type(part) is int:
+                tensor, form, storage = given[part], call.forms[part], storages[part]
+            else:
+                tensor, form, storage = self._new(part, storages)
+            values.append(tensor)
+            made.tensors.append(tensor)
+            made.forms.append(form)
+            made.storages.append(storage)
+        made.result = values[0] if call.kind is None else call.kind(values)
+        return made
 
-    def _one(self, part: _Part, given: Sequence[torch.Tensor]) -> Any:
-        if part is None:
-            return None
-        if type(part) is int:
-            return given[part]
-        assert isinstance(part, _NewTensor)
+    def _new(self, part: Any, storages: Sequence[Any]) -> tuple[Any, TensorForm, Any]:
+        form = part.form
         with torch._C._DisableTorchDispatch():
             if part.of is None:
-                element = _empty(part)
+                element = _empty(form)
+                storage: Any = element.untyped_storage()
             else:
-                element = torch.empty((0,), dtype=part.dtype, device=_META)
-                element.set_(given[part.of].untyped_storage(), part.offset, part.shape, part.stride)
-        return self.tensor(element, part.device)
+                storage = storages[part.of]
+                element = torch.empty((0,), dtype=form.dtype, device=_META)
+                element.set_(storage, form.offset, form.shape, form.stride)
+        return self.tensor(element, form.device), form, storage
 
     def tensor(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
         """Return ``FakeTensor(mode, element, device)``, faster: its attributes are copied from another one of the device."""
@@ -189,14 +228,13 @@ class ShapeCache:
 _UNKNOWN: Any = object()
 
 
+def _is_some(part: Any) -> bool:
+    return part is not None
+
+
 def _is_new(part: Any) -> bool:
     return isinstance(part, _NewTensor) and part.of is None
 
 
-def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return the metadata of a tensor that a call may change."""
-    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
-
-
-def _empty(made: _NewTensor) -> torch.Tensor:
-    return torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device=_META)
+def _empty(form: TensorForm) -> torch.Tensor:
+    return torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=_META)

@@ -8,7 +8,7 @@ the optimizer where it works on gradients (clipping, zeroing), else to the forwa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +28,10 @@ from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.compiled_code import CompiledLayer, GraphCall, GraphedCall, GraphStep, InlinedCalls
 from triosim.tracer.recorder.endless_loops import MOST_TURNS, ValueReads
 from triosim.tracer.recorder.module_paths import ModulePaths
-from triosim.tracer.recorder.recorded_step import Listener, RecordedOperator, RecordedStep, RecordedTensor
+from triosim.tracer.recorder.recorded_step import Listener, RecordedOperator, RecordedStep
 from triosim.tracer.recorder.script_lines import is_waited_for, script_line, script_place
 from triosim.tracer.recorder.storages import AllocationContext, RecordedStorage, StorageTracker
+from triosim.tracer.recorder.tensor_forms import PlacedTensor
 from triosim.tracer.steps import optimizer_hooks
 
 #: What is reduced is at most a norm of the gradients, or a few norms, up to this many bytes.
@@ -57,7 +58,6 @@ class Recorder:
         self._graphed: list[GraphedCall] = []  # the calls in the step whose backward pass is a CUDA graph too
         self.compiled: CompiledLayer | None = None  # while compiled code runs
         self.inlined = InlinedCalls()
-        self._numbers: dict[tuple[Any, ...], int] = {}  # of tensors, by storage, shape, strides, offset and dtype
         self._by_sequence: dict[int, int] = {}
         self._sequence = -1
         self._streams: dict[int, str] = {0: "compute"}
@@ -88,7 +88,6 @@ class Recorder:
         self.step = RecordedStep()
         self.context.position = -1
         self.storages.begin()
-        self._numbers = {}
         self._by_sequence = {}
         self._sequence = _sequence_number()
         self._begin_outside()
@@ -134,7 +133,25 @@ class Recorder:
             return
         if operator.outside and not given and operator.phase == "forward":
             operator.layer = "input"
-        self._add(operator, given, made)
+        self._add(operator, self.storages.placed(given), self.storages.placed(made))
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether ``call`` may be used now."""
+        return not (self._unrecorded or self._before_read or self.graph is not None)
+
+    def call(self, name: str, call: Any, inputs: Sequence[PlacedTensor], outputs: Iterable[PlacedTensor]) -> None:
+        """Record an operator whose tensors, all on the device, are given by their forms and storages.
+
+        ``call`` is one object for calls of the operator with equal ``call.attributes`` and forms of tensors.
+        """
+        operator = self._new_operator(name, call.attributes)
+        operator.call = call
+        if self.compiled is not None:
+            operator.layer, operator.forward = self.compiled.layer or operator.layer, self.compiled.forward
+        if operator.outside and not inputs and operator.phase == "forward":
+            operator.layer = "input"
+        self._add(operator, inputs, outputs)
 
     def replay(self, calls: Iterable[GraphCall | GraphStep]) -> None:
         """Record the operators of a CUDA graph on the current stream, with one launch; its optimizers' steps are steps."""
@@ -142,7 +159,7 @@ class Recorder:
             for call in calls:
                 if isinstance(call, GraphCall):
                     again = replace(call.operator, stream=self.stream(), forward=None, inputs=[], outputs=[])
-                    self._add(again, call.inputs, call.outputs)
+                    self._add(again, self.storages.placed(call.inputs), self.storages.placed(call.outputs))
                 else:
                     call.ends()
 
@@ -169,22 +186,28 @@ class Recorder:
         number = -1 if node is None else node._sequence_nr()
         return next((call for call in self._graphed if number in call.nodes), None)
 
-    def _add(self, operator: RecordedOperator, given: list[Any], made: list[Any]) -> None:
+    def _note_launch(self, operator: RecordedOperator) -> None:
+        """Note, in a CUDA graph, whether its launch is that of the operator or of one before."""
         graph = self._graphed_backward()
         launched = self._launched if graph is None else graph.launched
         if launched:
-            operator.attributes = {**operator.attributes, "in_graph": True}
+            operator.attributes, operator.call = {**operator.attributes, "in_graph": True}, None
         launches = bool(launched) or kind_of(base_name(operator.name)) not in ("view", "creation")
         if graph is not None:
             graph.launched = launches
         elif launched is not None:
             self._launched = launches
+
+    def _add(self, operator: RecordedOperator, given: Iterable[PlacedTensor], made: Iterable[PlacedTensor]) -> None:
+        if self._graphed or self._launched is not None:
+            self._note_launch(operator)
         communication = operator.communication
         context = self.context
         context.position, context.phase = len(self.step.operators), operator.phase
         context.layer, context.stream = operator.layer, operator.stream
-        operator.inputs = [self._tensor(tensor) for tensor in given]
-        operator.outputs = list(dict.fromkeys([self._tensor(tensor) for tensor in made]))
+        number, storage_of = self.step.number, self.storages.of_form
+        operator.inputs = [number(storage_of(form, storage), form) for form, storage in given]
+        operator.outputs = list(dict.fromkeys([number(storage_of(form, storage), form) for form, storage in made]))
         if multiplies(operator.name):
             self.storages.multiplies()
         if communication is not None:
@@ -294,16 +317,6 @@ class Recorder:
         """Return the position of the forward operator whose autograd node runs now."""
         node = torch._C._current_autograd_node()
         return None if node is None else self._by_sequence.get(node._sequence_nr())
-
-    def _tensor(self, tensor: Any) -> int:
-        storage = self.storages.of(tensor)
-        shape, dtype = tensor.shape, tensor.dtype
-        key = (storage.number, shape, tensor.stride(), tensor.storage_offset(), dtype)
-        number = self._numbers.get(key)
-        if number is None:
-            self._numbers[key] = number = len(self.step.tensors)
-            self.step.tensors.append(RecordedTensor(storage, tuple(shape), str(dtype).removeprefix("torch.")))
-        return number
 
     def stream(self) -> str:
         """Return the name of the current stream."""

@@ -7,13 +7,14 @@ and allocates again, as FSDP does with gathered parameters, count as a death and
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from triosim.memory.allocator.allocator import CachingAllocator
 from triosim.memory.allocator.blocks import MemoryBlock
 from triosim.trace import Category, Phase
+from triosim.tracer.recorder.tensor_forms import PlacedTensor, TensorForm, TensorForms
 
 #: The CUDA caching allocator rounds up to multiples of this.
 GRANULE = 512
@@ -31,6 +32,10 @@ class AllocationContext:
     layer: str = ""
     stream: str = "compute"
     recomputing: bool = False
+
+    def copy(self) -> AllocationContext:
+        """Return the same at this moment."""
+        return AllocationContext(self.position, self.phase, self.layer, self.stream, self.recomputing)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +69,7 @@ class StorageTracker:
         self, context: AllocationContext, allocator: CachingAllocator | None = None, workspace: int = 0
     ) -> None:
         self.context = context
+        self.forms = TensorForms()
         self.allocator = allocator
         self._workspace = 0 if allocator is None else workspace
         self._workspaces: dict[tuple[bool, str], MemoryBlock] = {}  # by thread and stream
@@ -119,11 +125,21 @@ class StorageTracker:
     def of(self, tensor: Any) -> RecordedStorage:
         """Return the storage of a tensor, which is born when it is first asked for."""
         storage = tensor.untyped_storage()
+        found = self._live.get(storage._cdata)
+        return self.of_form(self.forms.of(tensor, storage), storage) if found is None else found[0]
+
+    def placed(self, tensors: Iterable[Any]) -> list[PlacedTensor]:
+        """Return tensors by their forms and storages."""
+        storages = [(one, one.untyped_storage()) for one in tensors]
+        return [(self.forms.of(one, storage), storage) for one, storage in storages]
+
+    def of_form(self, form: TensorForm, storage: Any) -> RecordedStorage:
+        """Return a storage that a tensor of this form is in."""
         key: int = storage._cdata
         found = self._live.get(key)
         if found is not None:
             return found[0]
-        recorded = self._new(storage.nbytes(), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        recorded = self._new(storage.nbytes(), form.shape, form.name)
         self._live[key] = (recorded, weakref.ref(storage, lambda _: self._dies(key)))
         return recorded
 
@@ -143,7 +159,7 @@ class StorageTracker:
         block = None if self.allocator is None or not nbytes else self.allocator.malloc(nbytes, self.context.stream)
         self._count += 1
         self.clock += 1
-        recorded = RecordedStorage(self._count, nbytes, self.clock, replace(self.context), shape, dtype, block=block)
+        recorded = RecordedStorage(self._count, nbytes, self.clock, self.context.copy(), shape, dtype, block=block)
         self._in_use += _rounded(nbytes)
         self._peak = max(self._peak, self._in_use)
         return recorded

@@ -43,6 +43,7 @@ class TaskFeed:
         self._untold: Item | None = None
         self._items: list[Item] = []
         self._numbers: dict[Hashable, int] = {}
+        self._by_call: dict[Hashable, int] = {}
         self._step: RecordedStep | None = None
         self._positions: list[int] = []  # the numbers of the step's operators
         self._open_batch: int | None = None
@@ -83,15 +84,28 @@ class TaskFeed:
     def _number(self, operator: RecordedOperator, step: RecordedStep) -> int:
         """Return the number of an operator; a new one is sent."""
         storages: dict[int, int] = {}
-
-        def described(index: int) -> tuple[Any, ...]:
-            tensor = step.tensors[index]
-            storage = tensor.storage
-            place = storages.setdefault(storage.number, len(storages))
-            return tensor.shape, tensor.dtype, category_of(storage), place
-
-        inputs, outputs = tuple(map(described, operator.inputs)), tuple(map(described, operator.outputs))
+        roles: list[Any] = []  # of each tensor: its storage's category, and which of the call's storages it is
+        for index in (*operator.inputs, *operator.outputs):
+            storage = step.tensors[index].storage
+            roles.append(storage.category or category_of(storage))
+            roles.append(storages.setdefault(storage.number, len(storages)))
         forward = None if operator.forward is None else self._positions[operator.forward]
+        call = (operator.call, operator.phase, operator.stream, forward, *roles)
+        number = None if operator.call is None else self._by_call.get(call)
+        if number is None:
+            number = self._number_of(operator, step, roles, forward)
+            if operator.call is not None:
+                self._by_call[call] = number
+        return number
+
+    def _number_of(self, operator: RecordedOperator, step: RecordedStep, roles: list[Any], forward: int | None) -> int:
+        """Return the number of an operator by its description; forms of tensors that differ in strides alone have one."""
+        described: list[tuple[Any, ...]] = []
+        for place, index in enumerate((*operator.inputs, *operator.outputs)):
+            tensor = step.tensors[index]
+            described.append((tensor.shape, tensor.dtype, *roles[2 * place : 2 * place + 2]))
+        count = len(operator.inputs)
+        inputs, outputs = tuple(described[:count]), tuple(described[count:])
         attributes = repr(operator.attributes) if operator.attributes else ""
         key = (operator.name, operator.phase, operator.stream, attributes, inputs, outputs, forward)
         number = self._numbers.get(key)
