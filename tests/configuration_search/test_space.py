@@ -104,6 +104,10 @@ def test_a_rule_can_be_left_out_unless_no_run_can_break_it() -> None:
 def test_a_space_without_a_valid_point_says_which_rules_exclude_them() -> None:
     with pytest.raises(OptionError, match="no point of the space is valid: 2 break the rule 'heads'"):
         validity_of(space("tp=5,7", topology="dgx-h100(gpus=280)", global_batch_size=280))
+    with pytest.raises(OptionError, match=r"vary over other values, or give --without-rule heads$"):
+        validity_of(space("tp=5,7", topology="dgx-h100(gpus=280)", global_batch_size=280))
+    with pytest.raises(OptionError, match=r"1 break the rule 'gpus' .*; vary over other values$"):
+        validity_of(space("tp=3"))
 
 
 def test_the_embedding_and_the_loss_may_count_as_layers() -> None:

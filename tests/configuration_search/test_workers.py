@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 
 import pytest
 
 from triosim.configuration_search.outcome import Outcome
-from triosim.configuration_search.workers import processes
+from triosim.configuration_search.workers import _work, processes
 from triosim.errors import OptionError, SimulationError
 
 
@@ -100,3 +102,25 @@ def test_an_error_of_the_user_ends_the_search(jobs: int) -> None:
     with processes(failing, jobs=jobs) as (evaluate,), pytest.raises(OptionError, match="no such GPU"):
         list(evaluate(range(5)))
     assert not multiprocessing.active_children()
+
+
+def test_a_process_ends_in_silence_where_the_search_is_gone(capfd: pytest.CaptureFixture[str]) -> None:
+    ours, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_work_alone, args=(its, ours))
+    process.start()
+    its.close()
+    ours.send((0, [1, 2, 3]))
+    ours.close()
+    process.join(30)
+    assert process.exitcode == 0
+    assert not capfd.readouterr().err
+
+
+def _work_alone(its: Connection, ours: Connection) -> None:
+    ours.close()
+    _work(its, [_slow])
+
+
+def _slow(point: int) -> Outcome:
+    time.sleep(0.1)
+    return named(point)

@@ -134,4 +134,4 @@ def show_on_terminal(*what: RenderableType) -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "…" still shows the rest
     console = new_console()
     for one in what:
-        console.print(one)
+        console.print(one, crop=False)

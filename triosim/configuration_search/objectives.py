@@ -166,7 +166,10 @@ def _fewest_gpus(figures: Figures, _: Memory | None, target: float) -> float:
     return figures.gpus if _throughput(figures) >= target else math.inf
 
 
-_NO_PRICE = "no price is known of these GPUs", "give --price, of a GPU and hour"
+_NO_PRICE = (
+    "no price is known of these GPUs",
+    "give --price, of a GPU and hour, or price_per_hour in a file for each kind: --gpu a.yaml,b.yaml",
+)
 
 #: The kinds of objectives by name.
 KINDS: Mapping[str, _Kind] = {

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
@@ -147,14 +147,15 @@ def _started(tasks: Sequence[Task[One]], jobs: int) -> Iterator[list[_Worker[One
 def _work(connection: Connection, tasks: Sequence[Task[Any]]) -> None:
     """Answer each point with its outcome, or with the error that ends the search, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while True:
-        try:
+    with suppress(EOFError, OSError):
+        while True:
             task, points = connection.recv()
-        except (EOFError, OSError):
-            return
-        for point in points:
-            try:
-                found: object = tasks[task](point)
-            except TriosimError as error:
-                found = error
-            connection.send(found)
+            for point in points:
+                connection.send(_answer(tasks[task], point))
+
+
+def _answer(task: Task[Any], point: Any) -> object:
+    try:
+        return task(point)
+    except TriosimError as error:
+        return error

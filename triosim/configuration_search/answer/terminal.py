@@ -30,10 +30,11 @@ def render(found: Searched, commands: bool = False) -> RenderableType:
     title = Text(f"Search of {found.space.subject.name}: {found.validity.points:,} points", style="bold")
     parts: list[RenderableType] = [facts_table(_facts(found))]
     if found.ranked:
-        parts += [_best_table(found), _neighbour_table(found)]
+        parts += [_best_table(found), *_neighbour_table(found)]
     notes = note_lines(list(_notes(found)))
     shown = [
-        Text(f"{number}. {command_of(found, outcome)}", style="dim")
+        # In one line, which can be copied.
+        Text(f"{number}. {command_of(found, outcome)}", style="dim", no_wrap=True, overflow="ignore")
         for number, outcome in enumerate(found.ranked[: SHOWN if commands else 1], 1)
     ]
     return Group(title, *spaced(parts), Text(), *shown, *notes)
@@ -110,8 +111,8 @@ def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
     ]
 
 
-def _neighbour_table(found: Searched) -> RenderableType:
-    """Return what it costs to change an option of the best, without what a rule forbids; notes say why one is refused."""
+def _neighbour_table(found: Searched) -> Iterator[RenderableType]:
+    """Yield what it costs to change an option of the best, without what a rule forbids; notes say why one is refused."""
     named, most = _named(found), found.objectives.all[0].is_larger_better
     rows = [
         (f"{one.axis}={one.value}", _change(one), *(_more(one, most=most) for _ in named))
@@ -119,7 +120,8 @@ def _neighbour_table(found: Searched) -> RenderableType:
         if not one.rule
     ]
     header = "changed", "step time", *named
-    return Group(Text(), Text("One step from the best", style="bold"), table("", *header, rows=rows))
+    if rows:
+        yield Group(Text(), Text("One step from the best", style="bold"), table("", *header, rows=rows))
 
 
 def _more(one: Neighbour, *, most: bool) -> str:

@@ -140,14 +140,14 @@ RULES: tuple[Rule, ...] = (
     Rule("node", "tp is within a node", _node),
     Rule("same", "an option without effect has its first value, or the same step would be a point again", _same),
 )  # fmt: skip
+_OPTIONAL = tuple(rule.name for rule in RULES if not rule.required)
 
 
 def rules_without(names: Iterable[str], where: str = "--without-rule") -> tuple[Rule, ...]:
     """Return the rules but for some, by name. Raises ``OptionError`` for one that does not exist or is required."""
-    optional = [rule.name for rule in RULES if not rule.required]
     for name in names:
-        if name not in optional:
-            raise OptionError(f"there is no rule '{name}' to leave out", where=where, fix=nearest(name, optional))
+        if name not in _OPTIONAL:
+            raise OptionError(f"there is no rule '{name}' to leave out", where=where, fix=nearest(name, _OPTIONAL))
     return tuple(rule for rule in RULES if rule.name not in {*names})
 
 
@@ -182,7 +182,9 @@ def validity_of(space: Space) -> Validity:
 
 def _none_valid(invalid: Counter[str]) -> OptionError:
     shown = "; ".join(_counted(invalid))
-    return OptionError(f"no point of the space is valid: {shown}", where="search", fix="vary over other values")
+    optional = [name for name, _ in invalid.most_common() if name in _OPTIONAL and name != "same"]
+    fix = "vary over other values" + (f", or give --without-rule {optional[0]}" if optional else "")
+    return OptionError(f"no point of the space is valid: {shown}", where="search", fix=fix)
 
 
 def _counted(invalid: Counter[str]) -> Iterator[str]:
