@@ -1,8 +1,8 @@
 """The lifetimes of a step's memory, in order: from a capture's storages, or estimated from the uses of its tensors.
 
 Without storages, a tensor lives from the operator that makes it to the last one that reads it, logits until the loss is
-computed; parameters, buffers, optimizer states and inputs live for the whole step, and a parameter's gradient from its first
-writing to the end of the step.
+computed and inputs of modules until these return; parameters, buffers, optimizer states and inputs live for the whole step, and
+a parameter's gradient from its first writing to the end of the step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from triosim.gpus import Gpu
 from triosim.memory.allocator.settings import SMALLEST_BLOCK
 from triosim.memory.allocator.workspace import WORKSPACE, workspaces
 from triosim.memory.liveness.logits import kept_for_loss
+from triosim.memory.liveness.module_inputs import kept_for_modules
 from triosim.trace import CATEGORIES, Operator, Tensor, Trace
 
 #: The categories of memory in the order in which a person is shown them: what stays, at the bottom.
@@ -218,6 +219,7 @@ def _uses(trace: Trace) -> dict[int, _StorageUse]:
     """Return how each storage is used, in order of first use; its size is that of its largest tensor."""
     found: dict[int, _StorageUse] = {}
     kept = kept_for_loss(operator for operator in reversed(trace.operators) if operator.phase == "forward")
+    inputs = kept_for_modules(trace.operators)
     for position, operator in enumerate(trace.operators):
         for is_written, tensors in ((False, operator.inputs), (True, operator.outputs)):
             for tensor in tensors:
@@ -228,6 +230,6 @@ def _uses(trace: Trace) -> dict[int, _StorageUse]:
                 use.nbytes = max(use.nbytes, tensor.nbytes)
                 if tensor.category == "gradient" and (tensor.parameter is not None or operator.phase == "optimizer"):
                     use.is_kept_gradient = True
-        for storage in kept.get(operator.id, ()):
+        for storage in (*kept.get(operator.id, ()), *inputs.get(operator.id, ())):
             found[storage].last = position
     return {storage: use for storage, use in found.items() if use.nbytes}

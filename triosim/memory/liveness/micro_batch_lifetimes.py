@@ -21,6 +21,7 @@ from triosim.extrapolators.core.program import Await, Block, Communicate, Gradie
 from triosim.extrapolators.core.shape_differences import ShapeDifferences
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, PERSISTENT, whole_blocks
 from triosim.memory.liveness.logits import kept_for_loss
+from triosim.memory.liveness.module_inputs import kept_for_modules
 from triosim.operators.features import base_name
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
 
@@ -93,6 +94,10 @@ class ProgramStorages:
         self.parameters: dict[int, int] = {}
         #: What lives longer than its readers, by the operator until which it does.
         self.kept_until = {**program.kept_until, **_kept_for_loss(program, trace)}
+        #: The inputs of modules, which live until these return, by their last operator.
+        self.module_inputs = {} if trace.storages else kept_for_modules(program.operators)
+        #: Whether an input that was gathered is one tensor for all of a module, as where DTensor gathers it ahead.
+        self.gathered_ahead = program.stack is None or program.stack.tensor_parallelism == "dtensor"
         made = frozenset[int]().union(*(block.tensors.made for block in blocks))
         first: dict[int, Tensor] = {}  # by storage
         for block in reversed(blocks):
@@ -124,7 +129,7 @@ class _Storages:
     """The facts of a program's storages that lifetimes follow from."""
 
     def __init__(self, of: ProgramStorages) -> None:
-        self._facts: tuple[Mapping[int, object], ...] = of.persistent, of.parameters, of.kept_until
+        self._facts: tuple[Mapping[int, object], ...] = of.persistent, of.parameters, of.kept_until, of.module_inputs
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Storages) and (self is other or self._facts == other._facts)
@@ -153,6 +158,7 @@ class DifferingStorages(ProgramStorages):
             or any(tensor.storage in storages for tensor in (*operator.inputs, *operator.outputs))
             or any(one.id in storages for one in self.captured.freed.get(operator.id, ()))
             or not storages.isdisjoint(self.kept_until.get(operator.id, ()))
+            or not storages.isdisjoint(self.module_inputs.get(operator.id, ()))
         }
 
 
@@ -227,6 +233,7 @@ class MicroBatchLiveness:
         self._seen: dict[int, _TensorMemory] = {}
         # What was gathered, and in which pass, by storage, generation and bytes.
         self._whole: dict[tuple[int, int, int], tuple[MicroBatchLifetime, str]] = {}
+        self._gathered_inputs: dict[int, list[MicroBatchLifetime]] = {}  # by storage
         self._scattered: dict[tuple[MicroBatchLifetime, float], MicroBatchLifetime] = {}
         self._rotating: dict[TransferKey | None, MicroBatchLifetime] = {}  # buffers that are being received, by key
         self._pass = ""
@@ -298,6 +305,10 @@ class MicroBatchLiveness:
         for storage in self._kept_until.get(operator.id, ()):
             if storage in self._current:
                 self._current[storage].last = max(self._current[storage].last, position)
+        for storage in self._storages.module_inputs.get(operator.id, ()):
+            for held in (self._current.get(storage), *self._gathered_inputs.get(storage, ())):
+                if held is not None:
+                    held.last = max(held.last, position)
         if self._is_captured:
             self._capture(operator, position)
         if operator.id in self._ready:
@@ -308,6 +319,7 @@ class MicroBatchLiveness:
         storage, captured = tensor.storage, self._storages.captured
         lifetime = self._new(tensor, captured.scale(storage, nbytes), operator, position)
         self._current[storage] = lifetime
+        self._gathered_inputs.pop(storage, None)
         self._generations[storage] = self._generations.get(storage, 0) + 1
         found = captured.storages.get(storage)
         if found is not None:
@@ -364,6 +376,8 @@ class MicroBatchLiveness:
             lifetime = self._new(tensor, float(tensor.nbytes), operator, position)
             lifetime.gathered = True
             found = self._whole[what] = lifetime, self._pass
+            if self._storages.gathered_ahead:
+                self._gathered_inputs.setdefault(tensor.storage, []).append(lifetime)
         return found[0]
 
     def _capture(self, operator: Operator, position: int) -> None:
