@@ -97,9 +97,12 @@ class TraceReader(Checks):
         return Trace(operators, batch_size, model, gpu, times, step, software, self.file, marked, stored)
 
     def check_batch(self, batch_size: int, inputs: list[tuple[int, ...]]) -> None:
-        """Check that an input has so many samples along its first or second dimension, or so many lengths of sequences."""
-        sizes = {size for shape in inputs for size in shape[:2]}
-        if sizes and not any(size and (size % batch_size == 0 or size == batch_size + 1) for size in sizes):
+        """Check that an input has so many samples along its first dimension, or its second, or so many ends of sequences."""
+        first = {shape[0] for shape in inputs if shape and shape[0]}
+        others = {shape[1] for shape in inputs if len(shape) > 1} | {
+            shape[0] - 1 for shape in inputs if len(shape) == 1
+        }
+        if first and batch_size not in others and all(size % batch_size for size in first):
             shown_inputs = ", ".join(map(str, inputs[:2]))
             self.fail(
                 "batch_size", f"{batch_size} samples are in no input: {shown_inputs}", "give the inputs' batch size"

@@ -1,0 +1,59 @@
+"""What no machine and no patience has room for is refused before the work begins, in a line that names the limit."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from triosim import cli
+
+TRACE = str(Path(__file__).parents[2] / "examples" / "traces" / "resnet50_a100_fake.json.gz")
+LIMIT = "more than the limit of"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("simulate TRACE -b 99999999999999999999", "--batch-size: 99999999999999999999 is more than 1000000000000"),
+        ("memory TRACE -b 1000000000000", LIMIT),
+        ("simulate TRACE --iterations 1000000000", "1000000000 is more than 100000"),
+        ("simulate TRACE -b 1000000000 --micro-batches 1000000000", f"forward and backward passes are {LIMIT}"),
+        ("simulate TRACE -p ddp -n 100000000", f"100,000,000 GPUs are {LIMIT} 200,000; set TRIOSIM_LIMITS=500 in"),
+        ("simulate llama3-8b --gpu H100 --layers 99999999", f"operators of a forward pass are {LIMIT} 50,000"),
+        ("simulate llama3-8b --gpu H100 --seq 99999999999", f"elements of a tensor are {LIMIT}"),
+        ("schedule 1f1b --stages 100000", f"20,000,000,000 forward and backward passes are {LIMIT} 200,000"),
+        ("topology fully_connected(2000,bandwidth=1GB/s)", f"3,998,000 links are {LIMIT} 1,000,000"),
+        ("topology switch(4,bandwidth=1e30)", "is more than any machine has"),
+        ("simulate TRACE --host-overhead 1e18", "is more than any machine has"),
+    ],
+)
+def test_what_is_beyond_a_limit_is_refused_at_once(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.process_time()
+    assert cli.run([TRACE if word == "TRACE" else word for word in command.split()]) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert len(errors.splitlines()) == 1
+    assert time.process_time() - began < 10
+
+
+def test_a_config_of_very_many_blocks_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    sizes = {"depths": [1_000_000_000], "hidden_sizes": [16], "image_size": 32, "num_labels": 10}
+    path.write_text(json.dumps({"model_type": "convnext", **sizes}))
+    assert cli.run(["simulate", str(path), "--gpu", "H100"]) == 2
+    assert "operators of a forward pass" in capsys.readouterr().err
+
+
+def test_a_batch_that_no_input_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    assert (
+        cli.run(["describe", "gpt2", "--gpu", "H100", "--layers", "1", "-s", "16", "-b", "4", "-q", "-o", str(path)])
+        == 0
+    )
+    trace = json.loads(path.read_text())
+    path.write_text(json.dumps({**trace, "batch_size": 3}))
+    assert cli.run(["show", str(path)]) == 2
+    assert "batch_size: 3 samples are in no input: (4, 16)" in capsys.readouterr().err
