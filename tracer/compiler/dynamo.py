@@ -67,6 +67,7 @@ def install(patches: Patches, mode: DeviceMode, fake_mode: FakeTensorMode) -> No
     patches.enter_context(torch._functorch.config.patch(graphsafe_rng_functionalization=False))  # type: ignore[attr-defined]
     patches.enter_context(warnings.catch_warnings())
     warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
+    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")  # it is one operator
 
 
 def _patches(mode: DeviceMode, fake_mode: FakeTensorMode, calls: ForwardCalls) -> Iterator[Patch]:

@@ -128,7 +128,7 @@ class KnownContents:
         if made:
             new = set(map(id, made))
             for one, contents in zip(fakes, flat(found), strict=False):
-                if id(one) in new and contents.shape == one.shape:
+                if id(one) in new and contents.shape == one.shape and not contents.is_meta:
                     storage_contents.set_contents(one, contents, mask)
 
     def _mask(

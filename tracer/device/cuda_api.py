@@ -18,6 +18,7 @@ from triosim.tracer.memory import cuda_memory
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder
 
+_STATE_BYTES = 16  # of the state of a GPU's random numbers: seed and offset
 _numbers = itertools.count(1)  # of streams and events; 0 is the default stream
 
 
@@ -209,11 +210,14 @@ class DeviceOf(DeviceContext):
 
 
 def _generator_on_the_cpu(generator: type[torch.Generator]) -> type[torch.Generator]:
-    """Return a class of generators on the CPU, whatever device is asked for."""
+    """Return a class of generators on the CPU, whatever device is asked for; states of a GPU's say nothing to them."""
 
     class Generator(generator):  # type: ignore[misc,valid-type]
         def __new__(cls, device: Any = "cpu") -> Any:
             return generator.__new__(cls, device="cpu")  # type: ignore[call-arg,call-overload]
+
+        def set_state(self, new_state: torch.Tensor) -> Any:
+            return self if new_state.numel() == _STATE_BYTES else super().set_state(new_state)
 
     return Generator
 
@@ -349,9 +353,10 @@ def _beginning(recorder: Recorder) -> Iterator[tuple[str, Any]]:
 def _random(devices: int, seed: Callable[[int], None]) -> Iterator[Patch]:
     """Yield patches of random numbers, of which only whole ones are drawn; their state cannot be read."""
     cuda, generator = torch.cuda, torch.Generator
-    state = torch.zeros(16, dtype=torch.uint8)
-    yield Patch(torch, "Generator", _generator_on_the_cpu(generator))
-    yield Patch(cuda, "default_generators", tuple(generator() for _ in range(devices)))
+    state = torch.zeros(_STATE_BYTES, dtype=torch.uint8)
+    on_the_cpu = _generator_on_the_cpu(generator)
+    yield Patch(torch, "Generator", on_the_cpu)
+    yield Patch(cuda, "default_generators", tuple(on_the_cpu() for _ in range(devices)))
     for owner in (cuda, cuda.random):
         for name, value in (
             ("get_rng_state", lambda device=None: state), ("set_rng_state", _nothing), ("initial_seed", lambda: 0),

@@ -26,7 +26,10 @@ def install(patches: Patches, mode: DeviceMode) -> None:
     """Run these operators until the patches are undone. Those that read a value make the host wait for it."""
     _install_ctc_loss(patches, mode)
     rules = _Rules(mode.recorder, mode.contents)
-    mode.add_shape_rules({function: rules.known_or(function, rule) for function, rule in rules.by_operator().items()})
+    found = {function: rules.known_or(function, rule) for function, rule in rules.by_operator().items()}
+    mode.add_shape_rules(found)
+    # Tensors among the numbers of torch.tensor(...) are read below the dispatch modes.
+    patches.register_kernels({"_local_scalar_dense": found[aten._local_scalar_dense.default]}, keys=("CUDA",))
 
 
 class _Rules:

@@ -39,6 +39,7 @@ MOST_WHOLE = 2**30
 #: A function that runs an operator: ``run(operator, args, kwargs)``.
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 aten = torch.ops.aten
+_FIRST = torch.device("cuda", 0)
 _DEVICE = torch.ops.prim.device.default
 _FAKE = {FakeTensor}
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor))
@@ -250,6 +251,8 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        if info.to_host and len(kwargs) == 1 and kwargs.get("device") == _FIRST:
+            kwargs = {"device": torch.device("cuda", torch.cuda.current_device())}  # torch.tensor has lost the index
         if info.check is not None and info.rule is not None:
             info.check(args)
         found = NotImplemented if info.rule is None else info.rule(*args, **kwargs)

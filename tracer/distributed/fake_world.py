@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -149,7 +150,24 @@ def _process_groups(groups: ProcessGroups, own: int, world: int) -> Iterator[Pat
         yield Patch(owner, "get_backend", lambda group=None: "nccl")
     for owner in (dist, distributed_c10d):
         yield Patch(owner, "is_nccl_available", lambda: True)
+        if not hasattr(owner, "ProcessGroupNCCL"):  # a build without CUDA
+            yield Patch(owner, "ProcessGroupNCCL", _ProcessGroupNccl, "add")
+    yield Patch(distributed_c10d, "_set_pg_timeout", lambda timeout, group=None: None, "leave")
     yield Patch(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+
+
+class _NcclOptions:
+    """What a script asks of NCCL for a group. Nothing reads it here."""
+
+    def __init__(self, *_: Any, is_high_priority_stream: bool = False, **__: Any) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = SimpleNamespace()
+
+
+class _ProcessGroupNccl:
+    """The name of NCCL's groups, of which there are none here."""
+
+    Options = _NcclOptions
 
 
 def _check_world(asked: int, world: int) -> None:

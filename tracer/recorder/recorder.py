@@ -389,7 +389,7 @@ class Recorder:
     def _categorise_module(self, module: nn.Module) -> None:
         for parameter in module.parameters():
             self._categorise_parameter(parameter)
-        for buffer in module.buffers():
+        for buffer in torch.nn.Module.buffers(module):  # Megatron's DistributedDataParallel has a list of that name
             for local in local_tensors(buffer):
                 self.storages.of(local).category = "buffer"
 
