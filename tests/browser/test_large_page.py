@@ -41,8 +41,12 @@ def test_two_hundred_thousand_slices_scroll_smoothly(tmp_path: Path) -> None:
 
 
 def test_two_gpus_above_each_other_are_drawn(tmp_path: Path) -> None:
-    """A ring of two has no width, which a chart that fits its place divides by."""
-    run = triosim.simulate(transformer(), "ddp=2", topology="ring(2, bandwidth=1 GB/s)", links=True)
+    """Their drawing has no width, which a chart that fits it into its place divides by."""
+    topology = tmp_path / "two.yaml"
+    topology.write_text(
+        "nodes: [{name: a, kind: gpu}, {name: b, kind: gpu}]\nlinks: [{from: a, to: b, bandwidth: 1 GB/s, latency: 1 us}]\n"
+    )
+    run = triosim.simulate(transformer(), "ddp=2", topology=topology, links=True)
     run.save_report(tmp_path / "report.html")
     with playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])

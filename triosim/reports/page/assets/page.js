@@ -355,7 +355,7 @@ class Links {
     const { nodes, lines } = this.recorded.drawing;
     const load = (line) => (this.slot === null ? line.mean : line.slots[this.slot]);
     chart.setOption({ ...base(), tooltip: { confine: true },
-      series: [{ type: "graph", layout: "none", left: 40, right: 90, top: 24, bottom: 24, label: { show: true, fontSize: 10 },
+      series: [{ type: "graph", layout: "none", preserveAspect: true, left: 40, right: 90, top: 24, bottom: 24, label: { show: true, fontSize: 10 },
         edgeSymbol: ["none", "arrow"], edgeSymbolSize: 6,
         data: nodes.map((node) => ({ name: node.name, x: node.x, y: node.y, symbol: node.round ? "circle" : "roundRect",
           symbolSize: node.round ? 26 : [Math.max(26, 7 * node.label.length), 20], itemStyle: { color: node.colour },
