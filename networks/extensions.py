@@ -53,6 +53,10 @@ class LinkCounter(ABC):
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that each link has carried so far, by the link's name."""
 
+    def flows_under_way(self) -> int | None:
+        """Return how many flows are on their way now; None for a network that does not count them."""
+        return None
+
 
 class LinkRecorder(LinkCounter):
     """Records every flow and every change of a link's rate, for timelines and for the load of links over time.

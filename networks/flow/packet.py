@@ -265,6 +265,10 @@ class PacketNetwork(
                 carried[name] += path.carried
         return carried
 
+    def flows_under_way(self) -> int:
+        """Return how many flows are on their way now, those whose first byte has not arrived included."""
+        return len(self._flowing) + sum(map(len, list(self._starting.values()))) + self._uncontended.flows_under_way
+
     def send(
         self,
         source: NodeRef,

@@ -54,6 +54,12 @@ class UncontendedExecution:
         self._network = network
         self.running: _Running | None = None
 
+    @property
+    def flows_under_way(self) -> int:
+        """How many flows the collective that runs has."""
+        run = self.running
+        return 0 if run is None else sum(1 for _ in run.flows.left(0.0))
+
     def run(self, flows: PlannedFlows, latency: float) -> simpy.Event:
         """Start a collective whose bytes flow after a latency, and return its event."""
         env = self._network.env

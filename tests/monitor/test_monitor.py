@@ -10,13 +10,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from traces import mlp
+from traces import mlp, transformer
 
 import triosim
 from triosim import cli, save_trace
+from triosim.engine import Engine
 from triosim.engine.doing import Doing
 from triosim.errors import OptionError
 from triosim.monitor.server import ADDRESS, served
@@ -119,6 +120,8 @@ def test_a_run_is_paused_goes_on_and_stops_with_what_has_run() -> None:
     wait_for(lambda: watched.state()["tasks"] == (time.sleep(0.05), watched.state()["tasks"])[1])
     state = watched.state()
     assert state["paused"]
+    assert state["tasks_left"] > 0
+    assert 0 <= state["flows"] <= 4 * 3
     assert sum(len(parse_ranks(row["ranks"])) for row in state["ranks"]) == 4
     assert {row["state"] for row in state["ranks"]} <= {"computing", "transferring", "waiting", "host"}
     watched.stop()
@@ -162,3 +165,27 @@ def test_ranks_that_wait_alike_for_others_are_one_row() -> None:
     assert (waiting["ranks"], waiting["since_s"]) == ("1-127", 3.0)
     assert waiting["text"] == "a receive which waits for a send on rank 0 (rank 1; others alike)"
     assert (computing["ranks"], computing["text"]) == ("0", "add")
+
+
+@pytest.mark.parametrize(
+    "options", [{"parallel": "dp=4"}, {"parallel": "pp=4", "micro_batches": 2}, {"parallel": "fsdp=4"}]
+)
+@pytest.mark.parametrize("fold", [True, False])
+def test_the_tasks_that_are_left_are_known_about(options: dict[str, Any], fold: bool) -> None:
+    """Counted from the first iteration of three ranks: of a run of three, none are left at its end, and all were at its begin."""
+
+    class Told(WatchedRun):
+        engines: ClassVar[list[Engine]] = []
+
+        def began(self, engine: Engine) -> None:
+            super().began(engine)
+            self.engines.append(engine)
+
+    watched = Told(lambda seconds, tasks: None)
+    triosim.simulate(
+        transformer(), topology="ring(4, bandwidth=1 GB/s)", iterations=3, fold=fold, progress=watched, **options
+    )
+    done, left = watched.engines[-1].finished_tasks, watched.state()["tasks_left"]
+    expected = watched._expected * len(watched.engines[-1].ranks)
+    assert expected == pytest.approx(done, rel=0.2)
+    assert left == max(0, expected - done)

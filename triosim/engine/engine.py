@@ -71,6 +71,9 @@ class Observer(ABC):
     def began(self, engine: Engine) -> None:
         """Take notice of an engine that begins to run."""
 
+    def expects(self, tasks: int | None) -> None:  # noqa: B027 - who shows no progress need not know
+        """Take notice of about how many tasks each rank of the engine that begins next has; None: it is not known."""
+
 
 _PROGRESS_EVERY = 2048
 

@@ -126,6 +126,10 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter, TransportNetwork, Erro
                 del shifts[1:]
         return event
 
+    def flows_under_way(self) -> int | None:
+        """Return how many flows are simulated now: fewer than there are, since each stands for those of its class."""
+        return self._network.flows_under_way() if isinstance(self._network, LinkCounter) else None
+
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that went over each link; over those of copies that are left out, as many as over the originals'."""
         found = self._network.bytes_by_link() if isinstance(self._network, LinkCounter) else {}

@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import networkx
@@ -32,6 +33,7 @@ class WatchedRun(Observer):
         self.stopped = False
         self._progress = progress
         self._engine: Engine | None = None
+        self._expected: int | None = None  # tasks of a rank
         self._goes_on = threading.Event()
         self._goes_on.set()
         self._began = time.monotonic()
@@ -47,6 +49,10 @@ class WatchedRun(Observer):
         if self.stopped:
             raise KeyboardInterrupt
         self._engine = engine
+
+    def expects(self, tasks: int | None) -> None:
+        """Take notice of about how many tasks each rank has."""
+        self._expected = tasks
 
     def pause(self) -> None:
         """Let the run wait."""
@@ -86,10 +92,16 @@ class WatchedRun(Observer):
             "seconds": engine.env.now,
             "tasks": engine.finished_tasks,
             "open_tasks": open_tasks,
+            "tasks_left": self._left(engine),
             "ranks": rows_of(ranks, engine.env.now),
             "cycle": cycle_of(ranks),
             **self._since_last(engine),
         }
+
+    def _left(self, engine: Engine) -> int | None:
+        if self._expected is None:
+            return None
+        return max(0, self._expected * len(engine.ranks) - engine.finished_tasks)
 
     def _since_last(self, engine: Engine) -> dict[str, Any]:
         """Return the tasks a second, and how much of the links was taken, since the page asked last."""
@@ -106,19 +118,20 @@ class WatchedRun(Observer):
         }
         busiest = sorted(loads.items(), key=lambda pair: -pair[1])[:MOST_LINKS]
         return {
+            "flows": _settled(network.flows_under_way, None) if isinstance(network, LinkCounter) else None,
             "tasks_per_s": max(0.0, (tasks - tasks_then) / max(1e-9, now - then)),
             "links": [{"name": name, "load": min(1.0, load)} for name, load in busiest if load > 0],
         }
 
 
-def _settled(read: Any) -> Any:
-    """Return what a function reads from dicts that another thread may be changing."""
+def _settled(read: Any, otherwise: Any = MappingProxyType({})) -> Any:
+    """Return what a function reads from dicts that another thread may be changing; ``otherwise`` where it keeps changing."""
     for _ in range(_TRIES):
         try:
             return read()
         except RuntimeError:  # changed size during iteration
             continue
-    return {}
+    return otherwise
 
 
 def rows_of(ranks: dict[int, Doing], now: float) -> list[dict[str, Any]]:

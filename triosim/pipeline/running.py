@@ -10,6 +10,7 @@ from triosim.conditions import Conditions
 from triosim.conditions.checks import condition_notes, notes_without_effect
 from triosim.config import RunConfig
 from triosim.engine import Engine, EngineOptions, Progress, Recording
+from triosim.engine.engine import Observer
 from triosim.errors import AsymmetryError, OptionError
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.symmetry import Symmetry
@@ -17,6 +18,7 @@ from triosim.folding.folded_run import run_folded, should_fold
 from triosim.folding.schedule_period import SchedulePeriod
 from triosim.folding.steady_state import PeriodsLeftOut, WatchedEngine, watched_period
 from triosim.networks.base import Network
+from triosim.pipeline.expected_tasks import expected_tasks
 from triosim.pipeline.planning import PlannedRun
 from triosim.tasks import TaskStream
 from triosim.units import format_time, parse_ranks
@@ -104,6 +106,8 @@ class _Runner:
         self, tasks: Callable[[int], TaskStream], engine_on: Callable[..., Engine]
     ) -> tuple[Recording, Network]:
         planned, config = self._planned, self._config
+        if isinstance(self._progress, Observer):
+            self._progress.expects(expected_tasks(tasks, planned.plan.world, config.iterations))
         why_not = _why_not_folded(planned, config)
         symmetry, world = planned.plan.symmetry, planned.plan.world
         if symmetry is not None and not why_not and should_fold(config.fold, world):
