@@ -172,7 +172,7 @@ def test_ranks_that_wait_alike_for_others_are_one_row() -> None:
 )
 @pytest.mark.parametrize("fold", [True, False])
 def test_the_tasks_that_are_left_are_known_about(options: dict[str, Any], fold: bool) -> None:
-    """Counted from the first iteration of three ranks: of a run of three, none are left at its end, and all were at its begin."""
+    """Counted from the first iteration of three ranks: none are left at the end of the run."""
 
     class Told(WatchedRun):
         engines: ClassVar[list[Engine]] = []

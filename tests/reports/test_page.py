@@ -227,3 +227,12 @@ def test_a_category_of_memory_has_one_colour_in_pictures_and_pages(tmp_path: Pat
     drawn = (tmp_path / "memory.svg").read_text(encoding="utf-8").lower()
     for category in values["memory_curve"]["categories"]:
         assert colours[category].lower() in drawn
+
+
+def test_a_label_of_many_ranks_is_short() -> None:
+    """The two data-parallel groups of 64 ranks have every second rank each: a label with all of them leaves no room."""
+    run = triosim.simulate(mlp(), "dp=32,tp=2", topology="dgx-a100(gpus=64)", batch_size=8, timeline=True)
+    labels = [track["label"] for track in recorded(run)["timeline"]["tracks"]]
+    assert max(map(len, labels)) < 60
+    assert len(set(labels)) == len(labels)
+    assert any("..." in label for label in labels)

@@ -9,7 +9,7 @@ from triosim.memory import MemoryReport, by_module
 from triosim.memory.world_memory import WorldMemory
 from triosim.output_files import PathLike
 from triosim.reports.page.document import Document, Section, bars, chart, listed, table
-from triosim.reports.page.memory_curve import memory_curve
+from triosim.reports.page.memory_curve import MOST_RANKS, memory_curve
 from triosim.results.memory_rows import GIB
 from triosim.units import format_bytes, format_ranks
 
@@ -61,6 +61,7 @@ def _peaks(world: WorldMemory) -> dict[str, Any]:
     """Return the bytes at the peak by category, of each set of equal ranks."""
     names = list(dict.fromkeys(name for one in world.ranks for name in one.by_category))
     rows = {
-        f"GPU {format_ranks(one.ranks)}": [one.by_category.get(name, 0) / GIB for name in names] for one in world.ranks
+        f"GPU {format_ranks(one.ranks, MOST_RANKS)}": [one.by_category.get(name, 0) / GIB for name in names]
+        for one in world.ranks
     }
     return bars("peak-bars", [name.replace("_", " ") for name in names], rows, unit="")

@@ -10,12 +10,14 @@ from triosim.memory.world_memory import WorldMemory
 from triosim.units import format_ranks
 
 MOST_POINTS = 1500
+#: Ranks, or stretches of ranks, that a label names.
+MOST_RANKS = 6
 
 
 def curve_of_fullest(memory: WorldMemory) -> dict[str, Any]:
     """Return the memory of the fullest rank over its step."""
     fullest = memory.fullest
-    return memory_curve(memory.report(fullest.rank), format_ranks(fullest.ranks))
+    return memory_curve(memory.report(fullest.rank), format_ranks(fullest.ranks, MOST_RANKS))
 
 
 def memory_curve(report: MemoryReport, ranks: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from triosim.output_files import PathLike
 from triosim.reports.page.document import Document, bars, check_page
+from triosim.reports.page.memory_curve import MOST_RANKS
 from triosim.reports.page.recorded import recorded
 from triosim.reports.page.sections import sections, sentence
 from triosim.results.report import Report
@@ -47,7 +48,7 @@ def _parts(result: Result) -> dict[str, Any]:
     for rank in result.data.ranks:
         same.setdefault(tuple(part(rank) for part in STEP_PARTS.values()), []).append(rank.rank)
     shown = list(same.items())[:MOST_PARTS]
-    return bars("parts", list(STEP_PARTS), {f"GPU {format_ranks(ranks)}": parts for parts, ranks in shown})
+    return bars("parts", list(STEP_PARTS), {f"GPU {format_ranks(ranks, MOST_RANKS)}": parts for parts, ranks in shown})
 
 
 def _layers(result: Result) -> dict[str, Any]:

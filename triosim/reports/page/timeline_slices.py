@@ -13,6 +13,7 @@ from typing import Any
 
 from triosim.engine import Recording
 from triosim.engine.recording import matched_sends, operator_times
+from triosim.reports.page.memory_curve import MOST_RANKS
 from triosim.reports.tracks import TrackNumbers, Tracks, stream_of, track_order
 from triosim.reports.transfer_names import Transfer, begin_of, layer_names, transfer_name
 from triosim.tasks import Collective, Communicator, Compute, Handle, Recv, Send
@@ -48,7 +49,7 @@ class _Track:
         """Return it as JSON has it, for all ranks that share it."""
         before = [0, *self.starts]
         return {
-            "label": f"GPU {format_ranks(ranks)} {stream}",
+            "label": f"GPU {format_ranks(ranks, MOST_RANKS)} {stream}",
             "ranks": ranks,
             "stream": stream,
             "starts": [start - last for start, last in zip(self.starts, before, strict=False)],
@@ -171,7 +172,7 @@ def _shown(task: Transfer) -> tuple[str, str, str]:
     """Return the name, kind and detail of a transfer."""
     detail = [task.label] if task.label else []
     if isinstance(task, Collective):
-        detail = [f"{task.group.name} over GPUs {format_ranks(task.group.ranks)}"]
+        detail = [f"{task.group.name} over GPUs {format_ranks(task.group.ranks, MOST_RANKS)}"]
     if task.layers is not None:
         detail.append(layer_names(task.layers))
     return transfer_name(task), "communication", "; ".join(detail)

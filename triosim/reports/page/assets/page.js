@@ -203,7 +203,7 @@ class Timeline {
       xAxis: { type: "value", min: 0, max: this.end, axisLabel: { formatter: (at) => seconds(at / 1e9, 6), hideOverlap: true },
         splitLine: { lineStyle: { color: faint() } } },
       yAxis: { type: "category", inverse: true, data: this.tracks.map((track) => track.label), axisTick: { show: false },
-        axisLabel: { fontSize: 11 } },
+        axisLabel: { fontSize: 11, width: 310, overflow: "truncate" } },
       dataZoom: [
         { type: "inside", xAxisIndex: 0, filterMode: "none", startValue: this.range[0], endValue: this.range[1] },
         { type: "slider", xAxisIndex: 0, filterMode: "none", bottom: 8, height: 22, startValue: this.range[0],
