@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -133,7 +134,7 @@ class FakeDevice:
         after_imports = {
             "triton.runtime": triton_kernels.patches_after_import(mode, self.gpu),
             "pynvml": nvml.patches_after_import,
-            **adapters.after_imports(),
+            **adapters.after_imports(self._reduces_gradients),
             "safetensors": safetensors_files.after_import(self._files),
             **({} if self._files is None else native_libraries.after_import(self._files)),
         }
@@ -167,6 +168,10 @@ class FakeDevice:
         dynamo.install(patches, mode, fake_mode)
         patches.enter_context(fake_mode)
         patches.enter_context(mode)
+
+    def _reduces_gradients(self, group: Any) -> None:
+        if self.groups is not None:
+            self.groups.reduces_gradients(group.group_name)
 
     def step_begins(self, number: int, observed: StepObservations) -> None:
         """Record from here on."""

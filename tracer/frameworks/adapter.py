@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from triosim.tracer.patches import Patch
+
+#: Is told of each process group over which a framework reduces gradients: its ranks have samples of their own.
+ReducesGradients = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,4 +21,4 @@ class Adapter:
     version: str
     reason: str
     module: str
-    patches: Callable[[ModuleType], list[Patch]]
+    patches: Callable[[ModuleType, ReducesGradients], list[Patch]]

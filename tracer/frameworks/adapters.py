@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
 
-from triosim.tracer.frameworks import torchtitan, transformers
-from triosim.tracer.frameworks.adapter import Adapter
+from triosim.tracer.frameworks import deepspeed, megatron, torchtitan, transformers
+from triosim.tracer.frameworks.adapter import Adapter, ReducesGradients
+from triosim.tracer.patches import Patch
 
-ADAPTERS: tuple[Adapter, ...] = (*torchtitan.ADAPTERS, *transformers.ADAPTERS)
+ADAPTERS: tuple[Adapter, ...] = (
+    *(*deepspeed.ADAPTERS, *megatron.ADAPTERS),
+    *(*torchtitan.ADAPTERS, *transformers.ADAPTERS),
+)
 
 
-def after_imports() -> Mapping[str, Any]:
+def after_imports(reduces_gradients: ReducesGradients) -> Mapping[str, Callable[[ModuleType], list[Patch]]]:
     """Return the adapters' patches by the module after whose import they are made."""
-    return {one.module: one.patches for one in ADAPTERS}
+    return {one.module: partial(one.patches, reduces_gradients=reduces_gradients) for one in ADAPTERS}

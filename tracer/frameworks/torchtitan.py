@@ -6,11 +6,11 @@ from types import ModuleType
 
 import torch.distributed as dist
 
-from triosim.tracer.frameworks.adapter import Adapter
+from triosim.tracer.frameworks.adapter import Adapter, ReducesGradients
 from triosim.tracer.patches import Patch
 
 
-def _timeouts(_: ModuleType) -> list[Patch]:
+def _timeouts(_: ModuleType, reduces_gradients: ReducesGradients) -> list[Patch]:
     return [] if hasattr(dist, "set_timeout") else [Patch(dist, "set_timeout", lambda *_, **__: None, missing="add")]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from triosim.tracer.frameworks.adapter import Adapter
+from triosim.tracer.frameworks.adapter import Adapter, ReducesGradients
 from triosim.tracer.patches import Patch
 
 
-def _no_tensor_is_fake(module: ModuleType) -> list[Patch]:
+def _no_tensor_is_fake(module: ModuleType, reduces_gradients: ReducesGradients) -> list[Patch]:
     return [Patch(module, "is_fake_tensor", lambda x: False, missing="leave")]
 
 

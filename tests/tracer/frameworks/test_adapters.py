@@ -17,7 +17,19 @@ from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 from triosim.tracer.frameworks.adapters import ADAPTERS  # noqa: E402
 
 #: Frameworks as far as the adapters see them, by module.
-STAND_INS = {"torchtitan": "", "transformers.utils.import_utils": "def is_fake_tensor(x): return True"}
+STAND_INS = {
+    "deepspeed.runtime.engine": """
+import torch.distributed as dist
+class DeepSpeedEngine:
+    def _configure_distributed_model(self): self.data_parallel_group = dist.new_group([0, 1, 2, 3])
+""",
+    "megatron.core.distributed.distributed_data_parallel": """
+class DistributedDataParallel:
+    def __init__(self, group): self.dp_group = group
+""",
+    "torchtitan": "",
+    "transformers.utils.import_utils": "def is_fake_tensor(x): return True",
+}
 
 
 @pytest.fixture
@@ -32,7 +44,7 @@ def frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
             (folder / "__init__.py").touch()
         (folder / f"{module}.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    names = {name for one in STAND_INS for name in (one, one.partition(".")[0])}
+    names = {one.partition(".")[0] for one in STAND_INS}
     before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in names}
     for name in before:
         del sys.modules[name]
@@ -64,3 +76,17 @@ def test_transformers_takes_no_tensor_for_a_fake_one() -> None:
         module = importlib.import_module("transformers.utils.import_utils")
         assert not module.is_fake_tensor(torch.ones(1, device="cuda"))
     assert module.is_fake_tensor(None)
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_ranks_of_frameworks_that_reduce_gradients_themselves_have_samples_of_their_own() -> None:
+    with FakeDevice("H100", world=4) as device:
+        dist.init_process_group("nccl")
+        assert device.groups is not None
+        assert device.groups.data_parallel == set()
+        importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine()._configure_distributed_model()
+        assert len(device.groups.data_parallel) == 1
+        half = dist.new_group([0, 1], group_desc="half")
+        importlib.import_module("megatron.core.distributed.distributed_data_parallel").DistributedDataParallel(half)
+        assert "half" in device.groups.data_parallel
+        dist.destroy_process_group()
