@@ -17,8 +17,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -28,11 +30,13 @@ from triosim.output_files import check_outputs
 from triosim.reports.pictures.plot import check_plot
 from validation.report import DataAbsent
 from validation.steps import formats, picture, printed
-from validation.steps.errors import GroupSummary, Predicted, Refused, Summary, group_of, groups, source_of, summaries
+from validation.steps.command import CommandFormat
+from validation.steps.errors import GroupSummary, Predicted, Refused, Summary, groups, source_of, summaries
 from validation.steps.rows import Format, Prediction, Row, spaced
 from validation.steps.sources import Source, sources
 
 Table = tuple[Format, str, list[Row]]
+Asked = tuple[str, str, Row, Prediction | None]
 
 
 def judged(*, whole: bool, jobs: int) -> tuple[list[Source], list[Predicted], list[Refused]]:
@@ -59,26 +63,46 @@ def judged(*, whole: bool, jobs: int) -> tuple[list[Source], list[Predicted], li
 def predicted(
     tables: Sequence[Table], jobs: int = 1, known: printed.Known | None = None
 ) -> Iterator[Predicted | Refused]:
-    """Predict every quantity of every row, in order; in several processes if asked for. ``known`` are predicted already."""
+    """Predict every quantity of every row, in order; in several processes if asked for. ``known`` are predicted already.
+
+    Rows of one command are predicted once.
+    """
     every = [(kind.name, name, one) for kind, name, found in tables for row in found for one in (row, *row.also)]
     asked = [(*one, (known or {}).get(printed.key(one[1], one[2]))) for one in every]
-    if jobs == 1:
-        yield from map(_predicted, asked)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_predicted, asked)
+    first: dict[tuple[object, ...], int] = {}
+    same = [first.setdefault(_prediction_key(*one), place) for place, one in enumerate(asked)]
+    chosen = [asked[place] for place in first.values()]
+    found: dict[int, Predicted | Refused] = {}
+    with ExitStack() as stack:
+        each: Any = map
+        if jobs > 1:
+            pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+            each = stack.enter_context(pool).map
+        said = iter(each(_predicted, chosen))
+        for place, (equal, (_, name, row, _)) in enumerate(zip(same, asked, strict=True)):
+            if equal == place:
+                found[place] = next(said)
+            yield found[equal].of_row(name, row)
 
 
-def _predicted(asked: tuple[str, str, Row, Prediction | None]) -> Predicted | Refused:
+def _prediction_key(kind: str, name: str, row: Row, known: Prediction | None) -> tuple[object, ...]:
+    """Return what decides a prediction: the command, where that is all, else the very row."""
+    form = formats.named(kind)
+    if known is None and isinstance(form, CommandFormat):
+        return kind, row.quantity, row.unit, str(form.command(row))
+    return name, row.line, row.label, row.quantity
+
+
+def _predicted(asked: Asked) -> Predicted | Refused:
     kind, name, row, known = asked
     try:
         said = formats.named(kind).predicted(row) if known is None else known
-        return Predicted(kind, name, row, said.value, said.low, said.high, said.doubts, said.fits)
+        return Predicted(kind, name, row, said.value, said.low, said.high, said.doubts, said.fits, said.launches)
     except TriosimError as error:
-        refusal = type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix)
+        refusal = error
     except Exception as error:  # a mistake of ours in one row ends no table
-        refusal = TriosimError(f"{type(error).__name__}: {error}", where=f"{name}, {row.label}")
-    return Refused(name, refusal, row.line, group_of(name, row), row.part)
+        refusal = TriosimError(f"{type(error).__name__}: {error}")
+    return Refused(name, refusal).of_row(name, row)
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -221,10 +245,17 @@ def plain(found: Sequence[Predicted], refused: Sequence[Refused]) -> dict[str, o
     return {
         "rows": [
             {
-                **{"table": one.table, "row": one.row.label, "model": one.row.model, "quantity": one.row.quantity},
+                **{
+                    "table": one.table,
+                    "source": one.source,
+                    "row": one.row.label,
+                    "model": one.row.model,
+                    "quantity": one.row.quantity,
+                },
                 **{"unit": one.row.unit, "measured": one.row.measured, "predicted": one.value, "error": one.error},
                 **{"line": one.row.line, "group": one.group, "low": one.low, "high": one.high, "fits": one.fits},
                 "doubts": dict(one.doubts),
+                "launches": one.launches,
                 "command": _command(one),
             }
             for one in found

@@ -19,6 +19,9 @@ from triosim.results.result import Result
 from triosim.results.uncertainty import (
     EXPERTS,
     EXPERTS_ERROR,
+    FUSION,
+    FUSION_ERROR,
+    HIDDEN,
     LAUNCH_ERROR,
     SLOWDOWN_ERROR,
     STEP,
@@ -27,6 +30,7 @@ from triosim.results.uncertainty import (
     Waits,
     communication_error,
     doubts,
+    hidden_launches,
     interval,
     predictions,
 )
@@ -140,6 +144,35 @@ def test_machines_and_frameworks_only_make_a_step_longer() -> None:
     """They widen the upper end; operators, 10% off, both."""
     found = [Doubt("operators predicted by m", 0.3, 0.0, ""), Doubt(STEP, 0.4, 0.0, "")]
     assert interval(3.0, found) == pytest.approx((3.0 / (1.0 + WIDTH * 0.1), 3.0 * (1.0 + WIDTH * 0.5 / 3.0)))
+
+
+def test_launches_that_would_not_hide_if_they_cost_more_only_make_a_step_longer() -> None:
+    """A host that launches for 3.6 of 4 s: 1 + 2.06 x 25% times as much is more than the step; of 2 s nothing shows."""
+    work = [operator(1, "mm", 4.0, "m", 0.01)]
+    found = {one.source: one for one in parts(work, 4.0, trace=PREDICTED, waits=Waits(host_s=3.6))}
+    late = 3.6 * (1.0 + WIDTH * LAUNCH_ERROR) - 4.0
+    assert found[HIDDEN].error_s == pytest.approx(late / WIDTH)
+    assert interval(4.0, [found[HIDDEN]]) == pytest.approx((4.0, 4.0 + late))
+    assert HIDDEN not in {one.source for one in parts(work, 4.0, trace=PREDICTED, waits=Waits(host_s=2.0))}
+    assert HIDDEN not in {one.source for one in parts(work, 4.0, waits=Waits(host_s=3.6))}  # a measured script's
+
+
+def test_waiting_for_launches_and_launches_that_hide_are_one_doubt() -> None:
+    """Of a step that its host bounds throughout, both come to the cost of all launches."""
+    waits = Waits(launches_s=1.0, host_s=4.0)
+    hidden = hidden_launches(waits, 4.0, 0.3)
+    assert math.hypot(hidden, 0.3 * waits.launches_s) == pytest.approx(0.3 * 4.0)
+
+
+def test_what_frameworks_fuse_makes_a_described_step_shorter() -> None:
+    """A quarter of the 2 s of element-wise operators and reductions; none of a captured step's, which has its kernels."""
+    names = ("aten::mm", "aten::mul", "aten::mean", "fused::chain")
+    work = [operator(number, name, 1.0, "m", 0.01) for number, name in enumerate(names)]
+    described = replace(PREDICTED, software={"described": "bf16", "stack": "eager"})
+    (found,) = (one for one in parts(work, 4.0, trace=described) if one.source == FUSION)
+    assert found.error_s == pytest.approx(FUSION_ERROR * 2.0)
+    assert interval(4.0, [found]) == pytest.approx((4.0 / (1.0 + WIDTH * FUSION_ERROR / 2.0), 4.0))
+    assert FUSION not in {one.source for one in parts(work, 4.0, trace=PREDICTED)}
 
 
 def test_a_mixture_of_experts_is_doubted_as_a_whole_unless_it_was_measured() -> None:

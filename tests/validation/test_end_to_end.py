@@ -16,7 +16,7 @@ from validation import end_to_end
 from validation.steps import formats, megatron, picture
 from validation.steps.command import OutOfScope
 from validation.steps.errors import Predicted, Refused, summaries
-from validation.steps.rows import Row, spaced
+from validation.steps.rows import Prediction, Row, spaced
 from validation.steps.sources import sources, worst
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -243,3 +243,19 @@ def test_the_sample_of_a_table_is_quick_and_evenly_spaced(monkeypatch):
     monkeypatch.setattr(megatron.OneNode, "is_quick", lambda self, row: row.line % 2 == 0)
     rows = [Row("a", "m", 1.0, "s", None, line=line) for line in range(12)]
     assert [row.line for row in kind.sampled(rows)] == [0, 4, 8]
+
+
+def test_rows_of_one_command_are_predicted_once(table, monkeypatch):
+    """Two measurements of one step, and another one: three rows, each with its own error, of two predictions."""
+    lines = [f"2,2,1,256,4,{layers},128,2,1,1,{time}" for layers, time in ((2, 10), (4, 20), (2, 40))]
+    kind, rows = formats.read(table(*lines))
+    ran = []
+
+    def of_layers(self, row):
+        ran.append(row.line)
+        return Prediction(float(row.label.split("L=")[1].split()[0]))
+
+    monkeypatch.setattr(type(kind), "predicted", of_layers)
+    found = list(end_to_end.predicted([(kind, "t", rows)]))
+    assert ran == [2, 3]
+    assert [(one.value, one.row.measured) for one in found] == [(2.0, 10.0), (4.0, 20.0), (2.0, 40.0)]

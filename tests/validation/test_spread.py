@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from triosim.results.uncertainty import EXPERTS, STEP, WIDTH
+from triosim.results.uncertainty import EXPERTS, LAUNCHES, STEP, WIDTH
 from triosim.results.values import Doubt
 from validation.steps.spread import CONSTANTS, Judged, JudgedStep, fit, read
 
@@ -31,6 +31,12 @@ def test_the_score_is_the_width_and_twenty_times_what_is_outside() -> None:
     assert step(1.0, o=0.1).score(CONSTANTS) == pytest.approx(2.0 * width)
     assert step(math.exp(width + 0.01), o=0.1).score(CONSTANTS) == pytest.approx(2.0 * width + 0.2)
     assert step(math.exp(-width - 0.01), o=0.1).score(CONSTANTS) == pytest.approx(2.0 * width + 0.2)
+
+
+def test_another_cost_of_launches_decides_how_far_they_hide() -> None:
+    """Launches of 90% of the step that are 20% off: 0.9 (1 + 2.06 x 0.2) is 27% more than the step."""
+    one = JudgedStep(1.0, (), launches=0.9)
+    assert one.ends({**CONSTANTS, LAUNCHES: 0.2}) == pytest.approx((1.0, 0.9 * (1.0 + WIDTH * 0.2)))
 
 
 def test_of_steps_that_are_ten_percent_late_at_most_the_upper_end_is_there() -> None:

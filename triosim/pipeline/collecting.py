@@ -26,8 +26,9 @@ def collect(execution: Execution, planned: PlannedRun, config: RunConfig) -> Res
     subject, network = planned.priced.subject, execution.network
     conditions = planned.system.conditions
     stated = bool(conditions.interference or conditions.gpu_events)
+    launches = planned.priced.launches is not None
     memory = planned.memory if planned.memory.is_known else None
-    finished = FinishedRun(execution.recording, subject.trace, planned.plan, network, memory, stated)
+    finished = FinishedRun(execution.recording, subject.trace, planned.plan, network, memory, stated, launches)
     data = figures(
         finished,
         inputs=inputs_of(subject, config, network.topology),

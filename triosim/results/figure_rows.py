@@ -48,6 +48,7 @@ def figure_rows(data: ResultData) -> Iterator[Row]:
     yield "step", "", "throughput", data.throughput_samples_per_s, "samples/s"
     yield "step", "", "global_batch_size", data.global_batch_size, "samples"
     yield "step", "", "launch_wait", data.launch_wait_s, "s"
+    yield "step", "", "launches", data.launches_s, "s"
     for name, bound in zip(("low", "high"), data.step_time_interval_s or (), strict=False):
         yield "step", "", f"step_time_{name}", bound, "s"
     if data.draws is not None:

@@ -63,7 +63,8 @@ def figures(
     collectives = tuple(_collectives(recording, steps))
     times = StepTimes(step, steps, ranks, operators, exposed)
     slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(ranks) / steps
-    waits = Waits(launch_wait, 0.0 if run.stated_slowdowns else slowed)
+    launches = max((one.launching for one in operators.classes), default=0.0) / steps if run.launches_cost else 0.0
+    waits = Waits(launch_wait, 0.0 if run.stated_slowdowns else slowed, launches)
     doubted = doubts(times, trace, communication_error(collectives, exposed, network), waits)
     found = metrics(run, times, options or MetricOptions())
     run_notes = _notes(recording, trace, slowed, launch_wait / step)
@@ -83,6 +84,7 @@ def figures(
         doubts=doubted,
         predictions=tuple(predictions(operators, steps)),
         launch_wait_s=launch_wait,
+        launches_s=launches,
         network_figures=dict(network.figures()) or None if isinstance(network, FigureReporter) else None,
         exposed_communication=exposed,
         metrics=found,

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class FinishedRun:
     """The engine's recording and its subject. ``trace`` is the one that the ranks' operators come from.
 
-    ``stated_slowdowns``: whether a user said what slows computations; by default it is predicted.
+    ``stated_slowdowns``: whether a user said what slows computations; by default it is predicted. ``launches_cost``: whether
+    operators cost the host their ``host_seconds``.
     """
 
     recording: Recording
@@ -31,6 +32,7 @@ class FinishedRun:
     network: Network
     memory: WorldMemory | None = None
     stated_slowdowns: bool = False
+    launches_cost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

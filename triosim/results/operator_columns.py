@@ -41,7 +41,7 @@ class ClassColumns:
     """The operators of ranks that ran the same ones: how often each ran, its seconds and the number of its kind.
 
     ``rows`` are those of the operators in ``OperatorColumns.operators``. ``errors`` are the relative errors that are expected
-    of the seconds, NaN where they are not known.
+    of the seconds, NaN where they are not known. ``launches`` are the seconds that launching each costs the host.
     """
 
     ranks: Sequence[int]
@@ -50,6 +50,12 @@ class ClassColumns:
     seconds: Floats
     errors: Floats
     kinds: Integers
+    launches: Floats
+
+    @property
+    def launching(self) -> float:
+        """The seconds that the host of a rank launches operators in the run."""
+        return float(self.runs @ self.launches)
 
     @property
     def spent(self) -> Floats:
@@ -71,8 +77,10 @@ class OperatorColumns:
         kinds = np.array([numbers.setdefault(_KIND(one), len(numbers)) for one in self.operators], dtype=np.int64)
         seconds = np.array([one.seconds for one in self.operators], dtype=np.float64)
         errors = np.array([one.relative_error for one in self.operators], dtype=np.float64)  # None becomes NaN
+        launches = np.array([one.host_seconds or 0.0 for one in self.operators], dtype=np.float64)
         self.classes = [
-            ClassColumns(ranks, rows, runs, seconds[rows], errors[rows], kinds[rows]) for ranks, rows, runs in ran
+            ClassColumns(ranks, rows, runs, seconds[rows], errors[rows], kinds[rows], launches[rows])
+            for ranks, rows, runs in ran
         ]
         self.kinds = tuple(OperatorKind(*kind) for kind in numbers)
 

@@ -280,6 +280,7 @@ class ResultData:
     step_time_interval_s: the 90% interval of the step time, from its ``doubts``; None where nothing was predicted.
     doubts: what the interval comes from, the largest source first.
     launch_wait_s: the part of the step in which a GPU waits for the host to launch, the mean over the ranks.
+    launches_s: how long the busiest host launches operators in a step, whether or not its GPU waits for it.
     network_figures: other figures that the network counts over the whole run, by name; None where it counts none.
     exposed_communication: by axis and layer, the largest first; it adds up to the mean over the ranks.
     what_if: the steps of faster systems, where they were asked for.
@@ -305,6 +306,7 @@ class ResultData:
     doubts: tuple[Doubt, ...] = ()
     predictions: tuple[Prediction, ...] = ()
     launch_wait_s: float = 0.0
+    launches_s: float = 0.0
     network_figures: Mapping[str, Any] | None = None
     exposed_communication: tuple[ExposedShare, ...] = ()
     what_if: tuple[WhatIf, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
 
 from triosim.errors import TriosimError
@@ -17,7 +17,8 @@ from validation.steps.rows import Row
 class Predicted:
     """A row and what the simulator said, by the format's name and the table's; ``low`` and ``high`` are its interval.
 
-    ``doubts`` are what that comes from, as parts of the value; ``fits`` is whether the step is said to fit in memory.
+    ``doubts`` are what that comes from, and ``launches`` how long a host launches, as parts of the value; ``fits`` is whether
+    the step is said to fit in memory.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Predicted:
     high: float | None = None
     doubts: Mapping[str, float] = field(default_factory=dict)
     fits: bool = True
+    launches: float = 0.0
 
     @property
     def source(self) -> str:
@@ -54,6 +56,10 @@ class Predicted:
         """Whether the measured value lies in the interval; None without one."""
         return None if self.low is None or self.high is None else self.low <= self.row.measured <= self.high
 
+    def of_row(self, table: str, row: Row) -> Predicted:
+        """Return the same prediction for another row of its command."""
+        return replace(self, table=table, row=row)
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
@@ -74,6 +80,11 @@ class Refused:
     def out_of_scope(self) -> bool:
         """Whether it is of a kind that triosim does not describe, and does not count as an error."""
         return isinstance(self.error, OutOfScope)
+
+    def of_row(self, table: str, row: Row) -> Refused:
+        """Return the same refusal of another row of its command."""
+        error = type(self.error)(self.error.what, where=f"{table}, {row.label}", fix=self.error.fix)
+        return Refused(table, error, row.line, group_of(table, row), row.part)
 
     def plain(self) -> dict[str, object]:
         """As JSON holds it."""

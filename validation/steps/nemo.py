@@ -33,7 +33,7 @@ class Nemo(CommandFormat):
         *("seq_len", "tp", "pp", "cp", "vp", "tokens_per_s_per_gpu", "step_time_s"),
     )
     tables = ("steps/nemo_h100.csv",)
-    sample = 12
+    sample = 30
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.10}
 
     def read(self, record: Record) -> Row:

@@ -43,8 +43,8 @@ class Row:
 class Prediction:
     """What the simulator says of a row's quantity, in its unit, and the ends of the 90% interval where it has one.
 
-    ``doubts`` are the expected errors that the interval comes from, by source, as parts of the value; ``fits`` is whether it
-    says that the step fits in memory.
+    ``doubts`` are the expected errors that the interval comes from, by source, and ``launches`` how long the busiest host
+    launches, as parts of the value; ``fits`` is whether it says that the step fits in memory.
     """
 
     value: float
@@ -52,6 +52,7 @@ class Prediction:
     high: float | None = None
     doubts: Mapping[str, float] = field(default_factory=dict)
     fits: bool = True
+    launches: float = 0.0
 
     @classmethod
     def of_step(cls, result: Result, unit: str) -> Prediction:
@@ -60,7 +61,7 @@ class Prediction:
         doubts = {one.source: one.error_s / step for one in result.data.doubts}
         ends = (scale * end for end in result.step_time_interval_s or ())
         fits = all(row.fits is not False for row in result.data.memory)
-        return cls(scale * step, *ends, doubts=doubts, fits=fits)
+        return cls(scale * step, *ends, doubts=doubts, fits=fits, launches=result.data.launches_s / step)
 
 
 def spaced(found: Sequence[One], count: int | None) -> list[One]:

@@ -9,11 +9,15 @@ ones alone. What they come to on other GPUs follows from what bounds such kernel
   that do more FLOPs in a clock wait longer in proportion.
 - A batch of products runs outside of tensor cores: the factor is in proportion to the ratio of the two rates, which is 16 on an
   A100.
+
+Libraries choose other kernels from version to version: that is in doubt everywhere, and elsewhere than on A100s also whether
+the factor changes as is assumed.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from triosim import gpus
 from triosim.gpus import Gpu
@@ -26,26 +30,42 @@ _ONE = 3.3
 #: A batch of products: heads of 108 features instead of 144 make BigScience's step of 182B 40% longer, and such products
 #: were 4% of its computing: 11.7 times. By its 200B, with heads of 150 features, it is 11.1 times.
 _BATCH = 11.5
+#: By what part a factor is expected to be off where it was measured, with one version of cuBLAS. Netflix says that such a
+#: product of the vocabulary takes three times as long ("Scaling LLM post-training at Netflix", 2026).
+_ERROR = 0.15
 _BOUNDARY = 16
 _HALF = ("float16", "bfloat16")
 _MEASURED = "A100-SXM-80GB"
 
 
-def slowdown(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
-    """Return the factor of a product's time on a GPU; that of a gradient has the rows of its ``forward`` operator."""
+class Slowdown(NamedTuple):
+    """The factor of a product's time, and by what part of the time it is expected to be off."""
+
+    factor: float
+    relative_error: float
+
+
+_NONE = Slowdown(1.0, 0.0)
+
+
+def slowdown(operator: Operator, forward: Operator | None, gpu: Gpu) -> Slowdown:
+    """Return what a GPU does with a product; that of a gradient has the rows of its ``forward`` operator."""
     of = forward or operator
     name = base_name(of.name)
     pair = products.factors(name, of.inputs) if name in products.DENSE else None
     if pair is None or pair[0].dtype not in _HALF or (operator.phase == "backward" and forward is None):
-        return 1.0
+        return _NONE
     first, second = pair[0].shape, pair[1].shape
     rows = (first[-1], *second[-2:])
     if all(length * DTYPE_BYTES[pair[0].dtype] % _BOUNDARY == 0 for length in rows):
-        return 1.0
+        return _NONE
     measured = gpus.find(_MEASURED)
     if math.prod(second[:-2]) > 1:
-        return max(1.0, _BATCH * _over_ordinary_cores(gpu) / _over_ordinary_cores(measured))
-    return _ONE * max(1.0, _flops_in_a_clock(gpu) / _flops_in_a_clock(measured))
+        known, ratio = _BATCH, _over_ordinary_cores(gpu) / _over_ordinary_cores(measured)
+    else:
+        known, ratio = _ONE, max(1.0, _flops_in_a_clock(gpu) / _flops_in_a_clock(measured))
+    factor = max(1.0, known * ratio)
+    return Slowdown(factor, _ERROR + 1.0 - min(factor, known) / max(factor, known))
 
 
 def _over_ordinary_cores(gpu: Gpu) -> float:

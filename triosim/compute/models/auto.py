@@ -24,7 +24,7 @@ import numpy as np
 from triosim import gpus
 from triosim.compute.compute_model import ComputeModel, Estimates, Mask
 from triosim.compute.learned import model_files
-from triosim.compute.models import exponentials
+from triosim.compute.models import alignment, exponentials
 from triosim.compute.models.attention_kernels import AttentionKernels
 from triosim.compute.models.calibrated import Calibrated
 from triosim.compute.models.convolutions import Convolutions
@@ -95,8 +95,14 @@ class AutoComputeModel(ComputeModel):
         """Return each operator's time on a GPU by the model with the smallest expected error."""
         found = best((model.estimate(operators, gpu), weight) for model, weight in self._candidates(gpu))
         target = gpus.get(gpu)
-        if target is not None and target.exponentials:
-            seen = OperatorSequence.of(operators)
+        if target is None:
+            return found
+        seen = OperatorSequence.of(operators)
+        slowed = [alignment.slowdown(*one, target).relative_error for one in zip(seen, seen.forwards, strict=True)]
+        found.relative_error[:] += np.where(
+            np.array(found.model) == Forest.name, slowed, 0.0
+        )  # no other model knows better
+        if target.exponentials:
             calls = zip(seen, seen.forwards, found.seconds.tolist(), strict=True)
             shares = [exponentials.share_left(*call, target) for call in calls]
             found.seconds[:] *= np.where(np.isin(found.model, _OF_ONES_OWN), 1.0, shares)

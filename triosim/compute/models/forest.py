@@ -80,7 +80,7 @@ class Forest(ComputeModel):
         if "product" in self.families:
             found.relative_error[[grouped_products.is_grouped(operator) for operator in seen]] += _GROUPED_ERROR
             pairs = zip(seen, seen.forwards, strict=True)
-            found.seconds[:] *= [alignment.slowdown(*one, target) for one in pairs]
+            found.seconds[:] *= [alignment.slowdown(*one, target).factor for one in pairs]
             by_group = [grouped_products.slowdown(operator) for operator in seen]
             found.seconds[:] *= np.where(np.array(found.model) == _OWN, 1.0, by_group)
         return found
