@@ -30,6 +30,10 @@ def _scaled(unit: str, example: str, value: Any) -> float:
     return float(value)
 
 
+#: More than any figure of a machine in its unit, and more multiprocessors than any has.
+_LARGEST, _MOST_SMS = 1e21, 100_000
+
+
 def _number(parse: Callable[[Any], float], value: Any, *, positive: bool = False) -> float:
     try:
         number = float(parse(value))
@@ -37,6 +41,8 @@ def _number(parse: Callable[[Any], float], value: Any, *, positive: bool = False
         raise ValueError(str(error)) from None
     if not 0 <= number < math.inf or (positive and not number):
         raise ValueError(f"{value} is not {'a positive number' if positive else 'a number of 0 or more'}")
+    if number > _LARGEST:
+        raise ValueError(f"{value} is more than any machine has; give at most {_LARGEST:.0e}")
     return number
 
 
@@ -80,8 +86,8 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r:.60} is not a whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_SMS:
+        raise ValueError(f"{value!r:.60} is not a whole number from 0 to {_MOST_SMS}")
     return value
 
 

@@ -74,7 +74,8 @@ def _tree(profile: Profile) -> list[ExecutionTraceNode]:
             around.pop()
         parent = around[-1][1] if around else None
         span.function = number
-        sequence = span.arguments.get("Sequence number", -1)
+        sequence = span.arguments.get("Sequence number")
+        sequence = sequence if type(sequence) is int else -1
         backward = bool(span.arguments.get("Fwd thread id")) or span.name.startswith(ENGINE_PREFIX)
         scope = USER_SCOPE if span.annotation else BACKWARD_SCOPE if backward else 0
         above = -1 if parent is None else parent.number
