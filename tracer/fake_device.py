@@ -33,6 +33,7 @@ from triosim.tracer.device import (
     script_patches,
     undecomposed_operators,
     unknown_checks,
+    zero_tensors,
 )
 from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
 from triosim.tracer.distributed import data_parallel, fake_world, refused_calls, spawned_ranks
@@ -130,6 +131,7 @@ class FakeDevice:
         memory_formats.install(patches)
         data_dependent_operators.install(patches, mode)
         undecomposed_operators.install(patches)
+        zero_tensors.install(mode)
         mode.replace(dict.fromkeys(triton_kernels.LAUNCHES, triton_kernels.launch_traced))
         after_imports = {
             "triton.runtime": triton_kernels.patches_after_import(mode, self.gpu),
@@ -141,7 +143,7 @@ class FakeDevice:
         script_patches.install(patches, recorder, fake_mode, after_imports)
         host_reads.install(patches, recorder, mode.twins)
         unknown_checks.install(patches, recorder)
-        saved_tensors.install(patches, recorder, self._files)
+        saved_tensors.install(patches, recorder, self._files, mode.twins)
         exchange = RankExchange(self.rank, self._messages, recorder.note)
         distributed_checkpoints.install(patches, exchange)
         if self._files is not None:

@@ -256,3 +256,13 @@ def test_the_script_is_no_output_of_its_run(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "train.py: is an input of this command" in done.stderr
     assert (tmp_path / "train.py").read_text(encoding="utf-8") == "print(1)\n"
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """What is written to /dev/full fails as on a full disk."""
+    script = "import torch\ntorch.save(torch.ones(2), 'a.pt')\nopen('/dev/full', 'w').write('x' * 100_000)\n"
+    done = run(tmp_path, script, "-q", "--files", "own")
+    (error,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert error.startswith(f"triosim: error: the disk of --files is full: {tmp_path}/own has ")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -525,3 +525,34 @@ def test_numbers_that_depend_on_the_rank_are_those_of_all_ranks(tmp_path: Path) 
     done = run(tmp_path, NUMBERS, "--world", "8", "-q")
     assert done.stdout.splitlines()[0] == f"[28, 8] {list(range(8))} {list(range(100, 108))}", done.stderr
     assert "ranks 0, 7 send different numbers, and the 6 that do not run" in " ".join(done.stderr.split())
+
+
+#: The shards of two of eight ranks are saved and loaded again, in each form that FSDP1 has.
+SHARDS = (
+    SETUP
+    + """
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
+model = FSDP(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+for kind in (StateDictType.SHARDED_STATE_DICT, StateDictType.LOCAL_STATE_DICT, StateDictType.FULL_STATE_DICT):
+    with FSDP.state_dict_type(model, kind):
+        state = model.state_dict()
+        torch.save(state, f"{kind.name}{rank}.pt")
+        model.load_state_dict(torch.load(f"{kind.name}{rank}.pt", weights_only=False))
+with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+    dcp.save({"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}, checkpoint_id="all")
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id="all")
+    model.load_state_dict(state["model"])
+print(rank, type(state["model"]["weight"]).__name__, tuple(state["model"]["weight"].shape))
+"""
+)
+
+
+def test_shards_of_the_ranks_that_run_are_saved_and_loaded(tmp_path: Path) -> None:
+    done = run(tmp_path, SHARDS, "--world", "8", "-q")
+    assert sorted(done.stdout.splitlines()) == [f"{rank} ShardedTensor (64, 64)" for rank in (0, 7)], done.stderr

@@ -1,12 +1,14 @@
 """The value that all elements of a fake tensor are assumed to have where a script reads it.
 
 Contents of small tensors are known by themselves (``triosim.tracer.contents.storage_contents``). Of larger ones the value is
-known where they are made of one known number (zeros, ones, comparisons of such, differences of positions); everything else is
-assumed to be 1. So a loss is not NaN, a gradient scaler finds no overflow, and a mask masks nothing.
+known where they are made of one known number (zeros, ones, comparisons of such, differences of positions). Everything else is
+assumed to be 1, and its sums and means follow from that. So a loss is not NaN, a gradient scaler finds no overflow, and a mask
+masks nothing.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -18,6 +20,8 @@ from triosim.tracer.contents.storage_contents import note, noted
 
 Value = float | int | bool
 _NAME = "_triosim_value"
+#: Contents that are assumed of each element (``assumed_contents``).
+BY_ELEMENT = "_triosim_assumed"
 _TRUTH = "_triosim_truth"
 #: How often in a row a loop finds it true, unknown, that any element is, and that a comparison holds.
 _ANY_IN_A_ROW, _COMPARED_IN_A_ROW = 4, 100
@@ -35,6 +39,10 @@ def _found(tensor: torch.Tensor) -> tuple[Value, bool]:
     if contents is not None:
         with torch._C._DisableTorchDispatch():
             return contents.item(), True
+    by_element = noted(tensor, BY_ELEMENT) if tensor.numel() == 1 else None
+    if by_element is not None:
+        with torch._C._DisableTorchDispatch():
+            return by_element.item(), False
     return noted(tensor, _NAME) or (1.0, False)
 
 
@@ -119,6 +127,13 @@ def _of_two(function: Callable[[Any, Any], Any]) -> Callable[..., Value]:
     return lambda first, second, *_: function(value(first), value(second))
 
 
+def _sum(one: Any, dims: Any = None, *_: Any) -> Value:
+    """Return the sum over some dimensions, or all, of equal elements."""
+    dims = [dims] if isinstance(dims, int) else dims
+    count = math.prod(one.shape[dim] for dim in dims) if dims else one.numel()
+    return value(one) * count
+
+
 def _running_sum(number: Value) -> Value:
     """Return 0 for zeros; other sums differ by element. Raises ``ValueError`` for those."""
     if number:
@@ -156,6 +171,9 @@ _RULES: Mapping[str, Callable[..., Value]] = {
     **dict.fromkeys(("zeros", "zeros_like", "zero", "new_zeros", "isinf", "isnan"), lambda *_: 0),
     **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda *_: 1),
     **dict.fromkeys(("full", "full_like", "fill"), lambda first, second, *_: value(second)),
+    **dict.fromkeys(("t", "transpose", "permute", "_unsafe_view", "_reshape_alias"), _same),
+    "sum": _sum,
+    "count_nonzero": lambda one, *dims: _sum(one, *dims) if value(one) else 0,
     "cumsum": lambda one, *_: _running_sum(value(one)),
     "new_full": lambda first, shape, second, *_: value(second),
 }

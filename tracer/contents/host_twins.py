@@ -39,6 +39,12 @@ class HostTwins:
                 setattr(storage, _TWIN, twin)
         self.exist = True
 
+    def unknown(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a fake tensor on the host with the shape of a real one, of which nothing is known."""
+        with torch._C._DisableTorchDispatch():
+            element = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        return self._make(element, _HOST)
+
     def of(self, tensor: Any) -> Any:
         """Return the twin of a real tensor that has one; any other tensor is returned as it is."""
         if not self.exist or is_fake(tensor) or tensor.device != _HOST:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
 from triosim.tracer.compiler.custom_operators import implementation
 from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.contents.assumed_contents import AssumedContents
 from triosim.tracer.contents.host_twins import HostTwins
 from triosim.tracer.contents.known_contents import KnownContents, flat
 from triosim.tracer.contents.storage_contents import is_fake
@@ -137,6 +138,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.contents = KnownContents()
+        self._assumed = AssumedContents()
         self._shapes = ShapeCache(fake_mode, recorder.storages.forms)
         self.twins = HostTwins(self._shapes.tensor)
         self._muted = 0
@@ -289,6 +291,8 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if changed and isinstance(result, torch.Tensor) and isinstance(args[0], torch.Tensor) and not is_fake(args[0]):
             result = args[0]  # a real tensor that was to be changed in place
         assumed_values.learn(info.bare, args, result, changed)
+        if self._assumed.may_follow(info.bare):
+            self._assumed.follow(info.bare, function, given, args, kwargs, result)
         if found is NotImplemented:
             self.contents.follow(info, given, args, kwargs, result, changed)
         self._record(info, given, args, kwargs, result, changed)
@@ -326,6 +330,8 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result, changed = made.result, [given[position] for position in call.changed]
         if changed or assumed_values.may_learn(info.bare, given):
             assumed_values.learn(info.bare, args, result, changed)
+        if self._assumed.may_follow(info.bare):
+            self._assumed.follow(info.bare, info.function, given, args, kwargs, result)
         if self.contents.may_follow(info, given, storages):
             self.contents.follow(info, given, args, kwargs, result, changed)
         if self._muted:

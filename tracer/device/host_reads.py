@@ -22,7 +22,8 @@ def install(patches: Patches, recorder: Recorder, twins: HostTwins) -> None:
 def _patches(recorder: Recorder, twins: HostTwins) -> Iterator[Patch]:
     tensor = torch.Tensor
     yield Patch(tensor, "numpy", _numpy(recorder, twins))
-    yield Patch(tensor, "tolist", _tolist(recorder, twins))
+    for owner in (tensor, FakeTensor):  # PyTorch's fake tensors read one element after the other
+        yield Patch(owner, "tolist", _tolist(recorder, twins))
     yield Patch(tensor, "__repr__", _repr(recorder, twins))
     yield Patch(tensor, "__format__", _format(twins))
 
@@ -61,13 +62,15 @@ def _contents(tensor: torch.Tensor, recorder: Recorder) -> torch.Tensor:
         if on_device(tensor):
             recorder.value_read(known=True)
         return part[0]
-    value = assumed_values.value(tensor)
+    assumed = storage_contents.noted(tensor, assumed_values.BY_ELEMENT)
+    value = assumed_values.value(tensor) if assumed is None or tensor.numel() == 1 else "what follows from all 1"
     recorder.value_read(
-        f"all {value}" if part is None and tensor.dim() else value, known=assumed_values.is_known(tensor)
+        f"all {value}" if part is None and assumed is None and tensor.dim() else value,
+        known=assumed is None and assumed_values.is_known(tensor),
     )
     with torch._C._DisableTorchDispatch():
         dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
-        made = torch.full(tensor.shape, value, dtype=dtype)
+        made = torch.full(tensor.shape, value, dtype=dtype) if assumed is None else assumed.to(dtype).clone()
         return made if part is None else torch.where(part[1], part[0].to(dtype), made)
 
 

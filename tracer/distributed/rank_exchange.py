@@ -38,6 +38,11 @@ class RankExchange:
         found = self.rank if self._like is None else self._like[rank]
         return found if found in members else self.rank
 
+    @property
+    def all_run(self) -> bool:
+        """Whether each rank of the world runs, and stands for itself alone."""
+        return self._like is not None and all(one == rank for rank, one in enumerate(self._like))
+
     def is_alone(self, members: Sequence[int]) -> bool:
         """Whether this rank stands for all members of a group."""
         return all(self.holder(members, one) == self.rank for one in members)

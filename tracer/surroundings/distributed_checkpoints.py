@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
+from torch.distributed._shard.sharding_spec import _internals as internals
 from torch.distributed.checkpoint import (
     _async_process_executor,
     _async_thread_executor,
@@ -31,6 +32,8 @@ _EXECUTORS = (
 def install(patches: Patches, exchange: RankExchange) -> None:
     """Let ranks plan together what they save until the patches are undone."""
     patches.make(_patches(exchange))
+    checks = [required(internals, name) for name in ("validate_non_overlapping_shards_metadata", "check_tensor")]
+    patches.rebind({id(check): _where_all_run(check, exchange) for check in checks})
 
 
 def _patches(exchange: RankExchange) -> Iterator[Patch]:
@@ -42,6 +45,11 @@ def _patches(exchange: RankExchange) -> Iterator[Patch]:
     yield Patch(default_planner, "_validate_global_plan", lambda *_: [] if lists else True)
     for module, name in _EXECUTORS:
         yield Patch(required(module, name), "execute_save", _at_once)
+
+
+def _where_all_run(check: Any, exchange: RankExchange) -> Any:
+    """Return a check that all shards make up a tensor, which those of the ranks that run need not."""
+    return lambda *args, **kwargs: check(*args, **kwargs) if exchange.all_run else None
 
 
 def _coordinating(make: Any, exchange: RankExchange) -> Any:

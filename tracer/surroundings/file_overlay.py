@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any
 
@@ -81,7 +81,7 @@ class FileOverlay:
             os.makedirs(os.path.dirname(upper), exist_ok=True)
         if copy and not os.path.lexists(upper) and not self._is_deleted(upper):
             if os.path.isfile(whole):
-                shutil.copy(whole, upper)
+                _copy(whole, upper)
             elif os.path.isdir(whole):
                 os.makedirs(upper)
         return upper
@@ -192,6 +192,18 @@ class FileOverlay:
     def logical(self, folder: str) -> str:
         """Return the path by which the script knows a folder: of one in the overlay, the path that it stands for."""
         return folder[len(self.folder) :] or os.sep if f"{folder}{os.sep}".startswith(self._below[0]) else folder
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a file, all of it or nothing, where the disk is full."""
+    unfinished = f"{target}.part"
+    try:
+        shutil.copy(source, unfinished)
+        os.replace(unfinished, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(unfinished)
+        raise
 
 
 def _link(path: str) -> tuple[str | None, bool]:

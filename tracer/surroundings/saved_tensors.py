@@ -11,28 +11,39 @@ import copyreg
 import os
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from triosim.tracer.contents import storage_contents
-from triosim.tracer.device.dispatch_mode import MOST_MADE
+from triosim.tracer.contents.host_twins import HostTwins
+from triosim.tracer.device.dispatch_mode import MOST_MADE, DeviceMode
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 _SAVED = "_triosim_saved"
+_PROTOCOL = 2  # of pickle, as ``torch.save`` has it
 
 
-def install(patches: Patches, recorder: Recorder, files: FileOverlay | None) -> None:
-    """Save and load shapes, in an overlay, until the patches are undone. Without one, nothing is saved."""
+def install(patches: Patches, recorder: Recorder, files: FileOverlay | None, twins: HostTwins) -> None:
+    """Save and load shapes, in an overlay, until the patches are undone. Without one, nothing is saved.
+
+    Tensors on the host into which something unknown was written are saved, and copied, as their ``twins``.
+    """
     copyreg.pickle(FakeTensor, _reduced)  # type: ignore[arg-type]
-    patches.callback(lambda: copyreg.dispatch_table.pop(FakeTensor, None))
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        copyreg.pickle(kind, _reduced_with(twins))
+    for kind in (FakeTensor, torch.Tensor, torch.nn.Parameter):
+        patches.callback(copyreg.dispatch_table.pop, kind, None)
     patches.enter_context(torch.serialization.safe_globals([rebuilt]))
     patches.make(_patches(recorder, files))
+    patches.make(_of_twins(twins))
 
 
 def rebuilt(
@@ -52,14 +63,41 @@ def rebuilt(
     return found
 
 
-def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return how a fake tensor is pickled."""
+def _of_twins(twins: HostTwins) -> Iterator[Patch]:
+    tensor: Any = torch.Tensor
+    copy = tensor.__deepcopy__
+
+    def __deepcopy__(self: Any, memo: Any) -> Any:  # noqa: N807
+        twin = twins.of(self)
+        if twin is self or not self.is_leaf or id(self) in memo:
+            return copy(self, memo)
+        with torch.no_grad():
+            made = twin.clone().requires_grad_(self.requires_grad)
+        memo[id(self)] = torch.nn.Parameter(made, self.requires_grad) if isinstance(self, torch.nn.Parameter) else made
+        return memo[id(self)]
+
+    yield Patch(tensor, "__deepcopy__", __deepcopy__)
+
+
+def _reduced_with(twins: HostTwins) -> Callable[[torch.Tensor], Any]:
+    """Return how a tensor is pickled that is real, unless something unknown was written into it."""
+
+    def reduced(tensor: torch.Tensor) -> Any:
+        twin = twins.of(tensor)
+        return tensor.__reduce_ex__(_PROTOCOL) if twin is tensor else _reduced(twin, like=tensor)
+
+    return reduced
+
+
+def _reduced(tensor: torch.Tensor, like: torch.Tensor | None = None) -> tuple[Any, ...]:
+    """Return how a fake tensor is pickled, as a parameter where it is one, or the one that it is ``like``."""
+    like = tensor if like is None else like
     known = storage_contents.of(tensor.detach())
     with torch._C._DisableTorchDispatch():
         contents = None if known is None else known.clone()
-    parameter = isinstance(tensor, torch.nn.Parameter)
+    parameter = isinstance(like, torch.nn.Parameter)
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-    return rebuilt, (shape, stride, tensor.dtype, str(tensor.device), tensor.requires_grad, parameter, contents)
+    return rebuilt, (shape, stride, tensor.dtype, str(tensor.device), like.requires_grad, parameter, contents)
 
 
 def _made(
@@ -72,8 +110,11 @@ def _made(
     contents: torch.Tensor | None,
 ) -> torch.Tensor:
     made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    mode = _get_current_dispatch_mode()
     if contents is not None:
         storage_contents.write(made, contents)
+    elif isinstance(mode, DeviceMode) and not storage_contents.is_fake(made):
+        made = mode.twins.unknown(made)
     else:
         storage_contents.forget(made)
     return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
@@ -123,8 +164,15 @@ def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
         if files is None:
             recorder.note("torch.save writes nothing: fake tensors have no data")
             return
-        with open(f, "wb") as file:  # PyTorch would open it in C++
-            save(obj, file, *args, **kwargs)
+        unfinished = f"{os.fspath(f)}.part"
+        try:
+            with open(unfinished, "wb") as file:  # PyTorch would open it in C++
+                save(obj, file, *args, **kwargs)
+            os.replace(unfinished, f)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
 
     def load_shapes(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         places: dict[int, str] = {}
@@ -150,6 +198,10 @@ def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
             if hasattr(tensor, "_local_tensor"):  # a distributed one
                 tensor._local_tensor = loaded(tensor._local_tensor)
                 return tensor  # type: ignore[no-any-return]
+            if isinstance(tensor, ShardedTensor):
+                for shard in tensor.local_shards():
+                    shard.tensor = loaded(shard.tensor)
+                return tensor  # type: ignore[return-value]
             saved = getattr(tensor, _SAVED, None)
             place = saved[3] if saved is not None else places.get(tensor.untyped_storage()._cdata, "cpu")
             return placed(tensor, _device(map_location, place))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,14 @@ def refusal(error: BaseException) -> str | None:
         "files outside --files are only read in a run: what opens files by itself, such as a library in C, may write below "
         "--files and the temporary folder (TMPDIR) alone"
     )
+
+
+def full_disk(error: BaseException, files: FileOverlay) -> str | None:
+    """Return a line that says that the overlay's disk is full, if that is what an error of the script comes from."""
+    if not any(getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for one in _causes(error)):
+        return None
+    free = shutil.disk_usage(files.folder).free
+    return f"the disk of --files is full: {files.folder} has {free / 2**20:.1f} MiB left; name a folder on another disk"
 
 
 def _is_refusal(error: BaseException) -> bool:

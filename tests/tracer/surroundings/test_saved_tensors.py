@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import distribute_tensor  # noqa: E402
 
+from triosim.tracer.contents import storage_contents  # noqa: E402
 from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 from triosim.tracer.surroundings.file_overlay import FileOverlay  # noqa: E402
 
@@ -151,3 +155,25 @@ def test_a_distributed_checkpoint_is_written_and_read(tmp_path: Path, overlay: F
         torch.save(model.state_dict(), tmp_path / "sharded.pt")
         local = torch.load(tmp_path / "sharded.pt", weights_only=False)["weight"].to_local()
         assert (local.shape, local.is_cuda) == ((WIDTH // 4, WIDTH), True)
+
+
+def test_what_became_unknown_on_the_host_is_saved_and_copied_as_its_shape(device: FakeDevice, tmp_path: Path) -> None:
+    total, weight = torch.zeros(4), nn.Parameter(torch.ones(2))
+    loss = torch.randn(2, device="cuda").sum().cpu()
+    total += loss
+    weight.data += loss
+    torch.save({"total": total, "loss": loss, "weight": weight, "known": torch.arange(3)}, tmp_path / "a.pt")
+    found = torch.load(tmp_path / "a.pt", weights_only=False)
+    assert found["known"].tolist() == [0, 1, 2]
+    assert isinstance(found["weight"], nn.Parameter)
+    copies = (copy.deepcopy(total), copy.deepcopy(weight), pickle.loads(pickle.dumps(total)))
+    for one in (found["total"], found["loss"], found["weight"], *copies):
+        assert not storage_contents.is_known(one)
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(device: FakeDevice, tmp_path: Path) -> None:
+    torch.save(torch.arange(3), tmp_path / "a.pt")
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+        torch.save([torch.ones(3), lambda: None], tmp_path / "a.pt")
+    assert torch.load(tmp_path / "a.pt").tolist() == [0, 1, 2]
+    assert "a.pt.part" not in os.listdir(tmp_path)

@@ -3,6 +3,7 @@
 Where triosim cannot be imported, as in another Python, nothing happens. A ``sitecustomize`` of the user's runs after it.
 """
 
+import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -15,7 +16,8 @@ def _begin() -> None:
         started = importlib.import_module("triosim.tracer.programs.started_python")
     except ImportError:
         return
-    started.begin()
+    with contextlib.suppress(OSError):  # the run is over, and its folder gone
+        started.begin()
 
 
 def _run_next() -> None:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import dataloader
 
-from triosim.errors import CaptureError, TriosimError
+from triosim.errors import CaptureError, SimulationError, TriosimError
 from triosim.live.items import At, Awaited, KeptTraces, Posted, Said
 from triosim.live.job import INTERRUPTED, LiveJob
 from triosim.live.script_process import clock, profiler
@@ -150,6 +150,9 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
         print(f"triosim: error: {error}", file=sys.stderr)
         return error.exit_status
     except BaseException as error:
+        if files is not None and (full := write_protection.full_disk(error, files)) is not None:
+            print(f"triosim: error: {full}", file=sys.stderr)
+            return SimulationError.exit_status
         if _is_ours(error):
             sys.excepthook(type(error), error, error.__traceback__)
             print("triosim: internal error, not the script's; please report it with this traceback", file=sys.stderr)
