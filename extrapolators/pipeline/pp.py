@@ -41,7 +41,7 @@ from triosim.extrapolators.pipeline.backward_split import split_backward
 from triosim.extrapolators.pipeline.divided_optimizer import DividedOptimizer
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
-from triosim.extrapolators.pipeline.stages import block_seconds, stage_starts, whole_units
+from triosim.extrapolators.pipeline.stages import block_seconds, forward_blocks_of_backward, stage_starts, whole_units
 from triosim.sharding.dataflow import Dataflow, StoredValue
 from triosim.trace import Operator, Tensor
 
@@ -52,6 +52,8 @@ _TENSOR_AXIS = "tp"
 _STAGES = Kept[tuple[Stage, ...]](8)
 #: Optimizers of pipeline ranks, which many points share that differ in their micro-batches.
 _OPTIMIZERS = Kept[tuple[tuple[Block, ...], ...]](16)
+#: What pipeline ranks exchange before the update, by the blocks of all.
+_EXCHANGES = Kept[list[tuple[Block, ...]]](8)
 
 
 class PipelineParallel(Extrapolator):
@@ -146,13 +148,13 @@ class PipelineParallel(Extrapolator):
             )
         return parts
 
-    def _seconds_by_stage(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[list[float]] | None:
+    def _seconds_by_stage(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[Sequence[float]] | None:
         """Return the blocks' times on the slowest GPU of each stage, with ``balance_stages`` on unequal GPUs."""
         slowdown = program.slowdown
         if slowdown is None or not self.config.balance_stages:
             return None
         whole = program.stages[0]
-        found: list[list[float]] = [[] for _ in range(schedule.stages)]
+        found: list[Sequence[float]] = [[] for _ in range(schedule.stages)]
         for rank in range(mesh.world):
             seconds = block_seconds(whole, partial(slowdown, rank))
             for stage in schedule.stages_of(mesh.coordinate(self.axis, rank)):
@@ -209,7 +211,7 @@ class Pipeline:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages with their sends and receives."""
-        backward = self._by_stage(self._whole.backward, self._whole.forward_blocks_of_backward())
+        backward = self._by_stage(self._whole.backward, forward_blocks_of_backward(self._whole))
         activations = self._activations()
         self._check(activations)
         gradients = self._gradients(activations, backward)
@@ -288,9 +290,9 @@ class Pipeline:
             tuple(block for stage in self._schedule.stages_of(rank) for block in self._forward[stage])
             for rank in range(len(self._schedule.rows))
         ]
-        return tuple(
-            (*exchange, *part) for exchange, part in zip(self._exchanges(blocks), self._optimizer(blocks), strict=True)
-        )
+        source = BlocksSource((self._program.training, self._program.gradient_dtype), (*blocks, self._whole.backward))
+        exchanges = _EXCHANGES.get(source, lambda: self._exchanges(blocks))
+        return tuple((*exchange, *part) for exchange, part in zip(exchanges, self._optimizer(blocks), strict=True))
 
     def _optimizer(self, blocks_of_ranks: Sequence[Sequence[Block]]) -> tuple[tuple[Block, ...], ...]:
         """Each pipeline rank's part of the optimizer, which follows from the parameters that ranks use."""

@@ -14,16 +14,32 @@ import numpy as np
 
 from triosim.config import RunConfig
 from triosim.errors import OptionError, nearest
+from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
 from triosim.extrapolators.core.program import Block, Stage
 from triosim.trace import Operator
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
+#: Of the stages that were divided last, by their blocks: the forward blocks of the backward ones, and their times.
+_FORWARD_BLOCKS = Kept[Sequence[int]](8)
+_SECONDS = Kept[Sequence[float]](8)
 
-def block_seconds(stage: Stage, slowdown: Callable[[Operator], float] | None = None) -> list[float]:
+
+def forward_blocks_of_backward(stage: Stage) -> Sequence[int]:
+    """Return the index of the forward block to which each backward block belongs; see ``Stage``."""
+    return _FORWARD_BLOCKS.get(BlocksSource((), (stage.forward, stage.backward)), stage.forward_blocks_of_backward)
+
+
+def block_seconds(stage: Stage, slowdown: Callable[[Operator], float] | None = None) -> Sequence[float]:
     """Return the time of each forward block together with the backward operators that belong to it.
 
     ``slowdown`` returns the factor by which an operator takes longer than it says.
     """
+    if slowdown is None:
+        return _SECONDS.get(BlocksSource((), (stage.forward, stage.backward)), lambda: _block_seconds(stage, None))
+    return _block_seconds(stage, slowdown)
+
+
+def _block_seconds(stage: Stage, slowdown: Callable[[Operator], float] | None) -> Sequence[float]:
 
     def time(block: Block) -> float:
         if slowdown is None:
@@ -31,7 +47,7 @@ def block_seconds(stage: Stage, slowdown: Callable[[Operator], float] | None = N
         return math.fsum(operator.seconds * slowdown(operator) for operator in block.operators)
 
     seconds = [time(block) for block in stage.forward]
-    for block, index in zip(stage.backward, stage.forward_blocks_of_backward(), strict=True):
+    for block, index in zip(stage.backward, forward_blocks_of_backward(stage), strict=True):
         seconds[index] += time(block)
     return seconds
 

@@ -260,8 +260,11 @@ class _LongestPath:
     def _profile(self, row: int, action: Action) -> _ActionProfile:
         key = (row, action.stage, action.phase, action in self._first[row])
         if key not in self._profiles:
+            added, first = self._additions(row, action), (*key[:3], True)
+            if not added and first in self._profiles:
+                return self._profiles.setdefault(key, self._profiles[first])
             blocks = self._lowerings[row].program.part(action.stage, action.phase)
-            self._profiles[key] = self._profile_of(self._ranks[row], blocks, self._additions(row, action))
+            self._profiles[key] = self._profile_of(self._ranks[row], blocks, added)
         return self._profiles[key]
 
     def _additions(self, row: int, action: Action) -> Mapping[int, Sequence[Operator]]:

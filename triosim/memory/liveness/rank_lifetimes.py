@@ -31,8 +31,9 @@ from triosim.memory.liveness.residents import Resident
 from triosim.memory.liveness.resized_lifetimes import resized
 from triosim.trace import Category, Operator
 
-#: Lifetimes of this process: points of a search that differ in schedule or data parallelism share them.
-_LIFETIMES = Kept[MicroBatchLifetimes](64)
+#: Lifetimes of this process, up to as many changes together, about 50 MB: points of a search that differ in schedule or data
+#: parallelism share them.
+_LIFETIMES = Kept[MicroBatchLifetimes](200_000, lambda found: len(found.changes))
 
 
 class StageLifetimes:
