@@ -55,7 +55,7 @@ class TensorUses:
         uses = tuple(
             [ParameterUse(op.id, op.layer, t) for op in operators for t in op.inputs if t.category == "parameter"]
         )
-        views = [(op, t) for op in operators for t in op.outputs if t.category == "parameter"]
+        views = [t for op in operators for t in op.outputs if t.category == "parameter"]
         tensors = [(op, t) for op in operators for t in (*op.inputs, *op.outputs)]
         made: set[int] = set()
         for op in operators:
@@ -65,8 +65,8 @@ class TensorUses:
             frozenset(made),
             uses,
             {use.tensor.id: use.tensor.storage for use in uses},
-            {t.id: t.storage for _, t in views},
-            frozenset([t.id for op, t in views if _repeats(op, t)]),
+            {t.id: t.storage for t in views},
+            frozenset([number for op in operators for number in _repeated(op)]),
             _storages(tensors, updates=updates),
             tuple(
                 [
@@ -91,16 +91,23 @@ def _storages(tensors: Iterable[tuple[Operator, Tensor]], *, updates: bool) -> d
         known = largest.get(storage)
         if known is None:
             layers[storage], largest[storage] = operator.layer, tensor
-        elif known is not tensor and tensor.numel > known.numel:
+        elif known.shape != tensor.shape and tensor.numel > known.numel:
             largest[storage] = tensor
         if tensor.parameter is not None:
             named[storage] = (*named.get(storage, ()), tensor.parameter)
     return {storage: StorageUse(layers[storage], tensor, named.get(storage, ())) for storage, tensor in largest.items()}
 
 
-def _repeats(operator: Operator, made: Tensor) -> bool:
-    """Whether a view shows each element several times."""
-    return all(tensor.numel < made.numel for tensor in operator.inputs if tensor.storage == made.storage)
+def _repeated(operator: Operator) -> list[int]:
+    """Return the parameters (ids) that an operator makes views of that show each element several times."""
+    views = [t for t in operator.outputs if t.category == "parameter"]
+    if not views:
+        return []
+    most = dict.fromkeys([t.storage for t in views], 0)
+    for tensor in operator.inputs:
+        if tensor.storage in most:
+            most[tensor.storage] = max(most[tensor.storage], tensor.numel)
+    return [view.id for view in views if view.numel > most[view.storage]]
 
 
 def distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
