@@ -36,6 +36,7 @@ from time import perf_counter, sleep
 began = time.time()
 print("began", began, time.strftime("%Y-%m-%d", time.gmtime()), time.monotonic_ns())
 print("kinds", isinstance(bound.now(), datetime.datetime), pickle.loads(pickle.dumps(bound.now())) <= bound.now())
+print("shown", repr(bound.now()).startswith("datetime.datetime(2027, 5, 6"), type(time.perf_counter()))
 print("real ones", isinstance(datetime.datetime(2020, 1, 1), bound), issubclass(bound, datetime.date))
 sleep(3600)
 print("slept", round(time.time() - began, 3), round(perf_counter(), 3), bound.now(datetime.timezone.utc).isoformat()[:16])
@@ -145,6 +146,7 @@ def test_every_clock_of_the_script_is_simulated(live: Run) -> None:
     assert log.splitlines() == [
         "began 1809586800.0 2027-05-06 200",
         "kinds True True",
+        "shown True <class 'float'>",
         "real ones True True",
         "slept 3600.0 3600.0 2027-05-06T08:00",
         "timeit True",

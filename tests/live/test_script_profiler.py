@@ -194,3 +194,8 @@ def test_the_slices_of_a_script_s_profile_nest(live: Callable[..., str], tmp_pat
     live(SHARDED, "--world", "8")
     events = json.loads(exported(tmp_path, "rank-0.json").read_text(encoding="utf-8"))["traceEvents"]
     assert_nested(events)
+
+
+def test_a_profile_without_ranges_is_written(live: Callable[..., str]) -> None:
+    script = "import torch\nwith torch.profiler.profile() as p:\n    torch.ones(9, device='cuda') * 2\nprint(len(p.events()))\n"
+    assert int(live(script).splitlines()[0])

@@ -144,6 +144,23 @@ class _DeviceMemory:
             found["num_alloc_retries"], found["num_ooms"] = allocator.retries, allocator.failures
         return found
 
+    def nested_statistics(self, device: Any = None) -> dict[str, Any]:
+        """Return the statistics by the parts of their names."""
+        found: dict[str, Any] = {}
+        for name, value in self.statistics().items():
+            *parts, last = name.split(".")
+            into = found
+            for part in parts:
+                into = into.setdefault(part, {})
+            into[last] = value
+        return found
+
+    def fraction(self, device: Any = None) -> float:
+        """Return the share of the memory that the script may use."""
+        allocator = self.storages.allocator
+        given = None if allocator is None else allocator.settings.memory_fraction
+        return 1.0 if given is None else given
+
     def snapshot(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
         """Return the segments and their blocks, with PyTorch's names."""
         allocator = self.storages.allocator
@@ -196,6 +213,10 @@ def _patches(memory: _DeviceMemory) -> Iterator[Patch]:
         "memory_cached": memory.reserved, "max_memory_cached": memory.peak_reserved,
         "memory_snapshot": memory.snapshot, "set_per_process_memory_fraction": memory.set_fraction,
         "memory_summary": memory.summary, "mem_get_info": memory.info,
+        "memory_stats_as_nested_dict": memory.nested_statistics, "get_per_process_memory_fraction": memory.fraction,
+        "host_memory_stats": lambda: defaultdict(int), "host_memory_stats_as_nested_dict": lambda: {},
+        "reset_peak_host_memory_stats": _nothing, "reset_accumulated_host_memory_stats": _nothing,
+        "get_allocator_backend": lambda: "native",
         "list_gpu_processes": lambda device=None: "no processes are running", "device_memory_used": memory.reserved,
         "memory_usage": lambda device=None: 0, "utilization": lambda device=None: 100,
     }  # fmt: skip

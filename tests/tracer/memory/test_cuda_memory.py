@@ -145,3 +145,12 @@ def test_pytorchs_visualiser_reads_a_snapshot_with_what_was_allocated_since(devi
     assert "3.0MiB" in visualiser.segsum(found)
     assert "alloc" in visualiser.trace(found)
     assert "Active Memory Timeline" in visualiser.trace_plot(found)
+
+
+def test_what_else_may_be_asked_of_memory(device: FakeDevice) -> None:
+    held = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    statistics = torch.cuda.memory.memory_stats_as_nested_dict()
+    assert statistics["allocated_bytes"]["all"]["current"] == held.nbytes
+    assert torch.cuda.get_per_process_memory_fraction() == 1
+    assert torch.cuda.memory.get_allocator_backend() == "native"
+    assert torch.cuda.memory.host_memory_stats()["allocated_bytes.current"] == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import sys
 import time
 import timeit
@@ -60,7 +61,7 @@ class SimulatedClock:
             self._reads += 1
             return self._now
         self._take_reads()
-        self._now = self._feed.ask(ReadClock())
+        self._now = float(self._feed.ask(ReadClock()))
         self._reads = 1
         return self._now
 
@@ -93,10 +94,17 @@ def install(patches: Patches, feed: TaskFeed, start: float) -> None:
     patches.make(
         Patch(loader, name, _with_datetime(getattr(loader, name))) for name in ("create_module", "exec_module")
     )
-    patches.make([Patch(logging, "_startTime", start, missing="leave")])
+    patches.make(
+        [Patch(logging, "_startTime", start, missing="leave"), Patch(os, "times", lambda: _times(clock.now()))]
+    )
     events = _event(feed)
     for owner in (torch.cuda, torch.cuda.streams):
         patches.make([Patch(owner, "Event", events)])
+
+
+def _times(seconds: float) -> os.times_result:
+    """Return what ``os.times`` does of a process that computes all the time, and has started no others."""
+    return os.times_result((seconds, 0.0, 0.0, 0.0, seconds))
 
 
 def _functions(clock: SimulatedClock) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -179,9 +187,12 @@ def _datetime(clock: SimulatedClock) -> type[datetime.datetime]:
     def today(cls: Any) -> Any:
         return now(cls)
 
+    def __repr__(self: Any) -> str:  # noqa: N807
+        return f"{'datetime.' if type(self) is simulated else ''}{_Datetime.__repr__(self)}"
+
     body = {one.__name__: classmethod(one) for one in (now, utcnow, today)}
     names = {"__module__": "datetime", "__qualname__": "datetime", "__slots__": (), "__doc__": _Datetime.__doc__}
-    simulated: Any = Meta("datetime", (_Datetime,), {**names, **body})
+    simulated: Any = Meta("datetime", (_Datetime,), {**names, **body, "__repr__": __repr__})
     return simulated  # type: ignore[no-any-return]
 
 

@@ -75,7 +75,7 @@ class RankFile:
             for one in found:
                 self._write(one)
             if ranges is not None:
-                returned = max(returned, *(span.end for _, span in spans))
+                returned = max((returned, *(span.end for _, span in spans)))
             self._kineto.synchronize(HostSpan(returned, max(returned + 1, done)))
         if self._facts.memory is not None:
             for event in memory_events(self._facts.memory, self._owner.rank, found):
