@@ -51,13 +51,19 @@ class OptionError(TriosimError):
 
 
 class CaptureError(TriosimError):
-    """A step that could not be captured: the script failed, or it has no step; in a world, on a ``rank``."""
+    """A step that could not be captured: the script failed, or it has no step; in a world, on a ``rank``.
+
+    ``awaited`` are the ranks from which ranks needed a message before that.
+    """
 
     rank = 0
+    awaited: tuple[int, ...] = ()
 
 
 class ScriptError(CaptureError):
-    """A script that raised, or exited with an error, before the step that was to be captured."""
+    """A script that raised, or exited with an error, before the step that was to be captured; ``output`` is what it said."""
+
+    output = ""
 
 
 class CaptureWarning(UserWarning):

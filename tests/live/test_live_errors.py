@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_live_ranks import SETUP, run
+from test_live_ranks import SETUP, STAGES, run
 
 torch = pytest.importorskip("torch")
 
@@ -76,6 +76,47 @@ def test_an_error_of_the_run_is_one_message(
     error = done.stderr.splitlines()[-1]
     assert error.startswith("triosim: error: ")
     assert [one for one in said if one not in error] == []
+
+
+#: All ranks but the first wait for it.
+LEFT_ALONE = (
+    SETUP
+    + """
+value = torch.ones(10, device="cuda")
+if rank:
+    dist.all_reduce(value)
+torch.cuda.synchronize()
+"""
+)
+SLEEPING = SETUP + "import threading\nthreading.Event().wait()\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "said"),
+    [
+        (LEFT_ALONE, (), "15 ranks can never go on: ranks 1-15 in all_reduce of 40 B in 'world' at train.py:"),
+        (SLEEPING, ("--patience", "3 s"), "train.py:8: rank 0 has launched nothing for 3 seconds: the script hangs"),
+    ],
+)
+def test_errors_speak_of_the_ranks_that_do_not_run_too(
+    tmp_path: Path, script: str, options: tuple[str, ...], said: str
+) -> None:
+    done = run(tmp_path, script, "--world", "16", "-q", *options)
+    assert done.returncode == 2, done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("triosim: error: ")
+    assert said in error
+
+
+def test_a_stage_of_a_pipeline_that_fails_shows_why(tmp_path: Path) -> None:
+    """The others wait for what it sends; those whose shapes it needs run too."""
+    failing = STAGES.replace(
+        "    optimizer.step()\n", "    assert dist.get_rank() != 0, 'of rank 0'\n    optimizer.step()\n"
+    )
+    done = run(tmp_path, failing.replace("FIRST", "9"), "--world", "16", "-q")
+    assert done.returncode == 1, done.stderr
+    assert "AssertionError: of rank 0" in done.stderr
+    assert done.stderr.splitlines()[-1] == "triosim: rank 0 ended with status 1: the others are ended"
 
 
 ALONE = """
@@ -215,7 +256,8 @@ rpc.init_rpc("worker", rank=0, world_size=1)
 def test_what_nothing_stands_in_for_is_refused_in_one_line(tmp_path: Path, script: str, said: str) -> None:
     done = run(tmp_path, script, "-q")
     assert done.returncode == 2
-    assert [line.startswith(f"triosim: error: {said}") for line in done.stderr.splitlines()] == [True]
+    assert [line for line in done.stderr.splitlines() if line.startswith("triosim: error: ")][1:] == []
+    assert f"triosim: error: {said}" in done.stderr
 
 
 ENDLESS = """

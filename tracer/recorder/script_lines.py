@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -18,8 +18,10 @@ import triosim
 
 #: The folders of triosim.
 OURS = (str(Path(__file__).resolve().parents[1]), *map(str, triosim.__path__))
-#: The folders of what scripts call.
-_LIBRARIES = (*OURS, *(str(Path(one.__file__ or "").resolve().parent) for one in (torch, multiprocessing)))
+_TORCH = str(Path(torch.__file__).resolve().parent)
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+#: Where packages lie, in the folder of Python's own modules.
+_PACKAGES = tuple(os.path.join(_PYTHON, name) for name in ("site-packages", "dist-packages"))
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -34,7 +36,8 @@ def script_place() -> tuple[str, int]:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((*_LIBRARIES, "<")):
+        of_python = file.startswith(_PYTHON) and not file.startswith(_PACKAGES)
+        if not of_python and not file.startswith((*OURS, _TORCH, "<")):
             return file, frame.f_lineno
         frame = frame.f_back
     return "?", 0

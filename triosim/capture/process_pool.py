@@ -13,7 +13,9 @@ import gc
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from triosim.capture.child_processes import ChildProcess, end
-from triosim.errors import CaptureError, ScriptError, TriosimError
+from triosim.errors import CaptureError, ScriptError, SimulationError, TriosimError
 from triosim.gpus import Gpu
 from triosim.trace import Trace
 from triosim.tracer.pytorch_version import require_torch
@@ -30,6 +32,8 @@ from triosim.tracer.script_runner import Script
 #: What runs in each process. It is loaded by name, because it imports PyTorch.
 _WORKER = "triosim.capture.worker"
 _PROCESSES = os.cpu_count() or 1
+#: How long a process that hangs has to say where.
+_ANSWER_SECONDS = 5.0
 StartMethod = Literal["fork", "forkserver"]
 _imported_here: set[str] = set()  # "torch", where we imported it, so that nothing has started its threads
 
@@ -40,6 +44,7 @@ class CaptureJob:
 
     Captured is the first step after ``skip``, on a GPU; with ``whole`` all that the script does, where it trains no step. What
     the script writes goes into the folder ``files``, if there is one. ``local`` ranks are on a machine, by default up to 8.
+    Where no rank launches anything for ``patience`` seconds of real time, the script hangs; None: it never does.
     """
 
     script: Script
@@ -50,6 +55,7 @@ class CaptureJob:
     files: str | None = None
     local: int | None = None
     whole: bool = False
+    patience: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,7 @@ class RankPool:
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _todo: list[int] = field(default_factory=list)
     _awaited: set[int] = field(default_factory=set)
+    _seen: dict[int, str] = field(default_factory=dict)  # what ranks that do not answer had launched
 
     def __enter__(self) -> RankPool:
         self._method = start_method(_WORKER)
@@ -138,7 +145,10 @@ class RankPool:
     def _listen(self) -> None:
         """Wait until a rank answers."""
         by_connection = {one.child.connection: rank for rank, one in self._workers.items() if one.summary is None}
-        for ready in wait(list(by_connection)):
+        answered = wait(list(by_connection), self.job.patience)
+        if not answered:
+            self._check_progress(by_connection.values())
+        for ready in answered:
             rank = by_connection[ready]  # type: ignore[index]
             answer = self._answer(rank)
             if isinstance(answer, RankSummary):
@@ -149,26 +159,57 @@ class RankPool:
             if answer not in self._workers:
                 self._todo = [answer, *(one for one in self._todo if one != answer)]
 
+    def _check_progress(self, ranks: Iterable[int]) -> None:
+        """Raise ``SimulationError`` where none of the ranks has launched anything since they were asked before."""
+        before, self._seen = self._seen, {}
+        line: str | None = None
+        for rank in ranks:
+            self._seen[rank], line = self._progress(rank)
+        if before == self._seen:
+            raise SimulationError(
+                f"rank {min(before)} has launched nothing for {self.job.patience:g} seconds: the script hangs",
+                where=line,
+                fix="end the loop that never ends, or give it more time: --patience",
+            )
+
+    def _progress(self, rank: int) -> tuple[str, str | None]:
+        """Return what a rank has launched so far, and the line that it is at; None where its process does not say."""
+        pid, file = self._workers[rank].child.process.pid, progress_file(self.folder, rank)
+        file.unlink(missing_ok=True)
+        if pid is not None:
+            os.kill(pid, signal.SIGUSR1)
+        end = time.monotonic() + _ANSWER_SECONDS
+        while not file.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        launched, _, line = file.read_text(encoding="utf-8").partition(" ") if file.exists() else ("", "", "")
+        return launched, line or None
+
     def _answer(self, rank: int) -> Any:
         """Return a rank's next answer. Raises ``CaptureError`` when its capture failed, or its process died."""
         try:
             answer = self._workers[rank].child.connection.recv()
         except (EOFError, ConnectionResetError):
-            raise _of_rank(rank, ScriptError("the process that captured it died", where=self.job.script.path)) from None
+            died = ScriptError("the process that captured it died", where=self.job.script.path)
+            raise _of_rank(rank, died, self.awaited) from None
         if isinstance(answer, TriosimError):
             output = self.folder / f"{rank}.out"
             if output.exists():
                 sys.stderr.write(output.read_text(encoding="utf-8", errors="replace"))
-            raise _of_rank(rank, answer)
+            raise _of_rank(rank, answer, self.awaited)
         return answer
 
 
-def _of_rank(rank: int, error: TriosimError) -> CaptureError:
-    """Return an error of a capture that says which rank it was."""
+def progress_file(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank that is sent SIGUSR1 says what it has launched, and the line that it is at."""
+    return folder / f"{rank}.progress"
+
+
+def _of_rank(rank: int, error: TriosimError, awaited: tuple[int, ...]) -> CaptureError:
+    """Return an error of a capture that says which rank it was, and from which ranks messages were needed."""
     what = f"rank {rank}: {error.what}"
     kind = ScriptError if isinstance(error, ScriptError) else CaptureError
     found = kind(what, where=error.where, fix=error.fix)
-    found.rank = rank
+    found.rank, found.awaited = rank, awaited
     return found
 
 

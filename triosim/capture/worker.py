@@ -10,12 +10,13 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from triosim.capture.process_pool import CaptureJob, RankSummary
+from triosim.capture.process_pool import CaptureJob, RankSummary, progress_file
 from triosim.errors import CaptureError, TriosimError
 from triosim.trace import Trace
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.distributed.uneven_shards import uneven_positions
 from triosim.tracer.fake_device import FakeDevice
+from triosim.tracer.recorder.script_lines import script_line
 from triosim.tracer.script_runner import run_script
 from triosim.tracer.surroundings import write_protection
 from triosim.tracer.surroundings.file_overlay import FileOverlay
@@ -52,6 +53,7 @@ def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) 
         write_protection.protect(files)
     os.environ.update(job.script.environment)
     with FakeDevice(job.gpu, devices=job.local, world=job.world, rank=rank, messages=messages, files=files) as device:
+        _tell_progress(device, progress_file(folder, rank))
         observed = run_script(
             job.script.path,
             job.script.arguments_of(rank % device.devices),
@@ -68,6 +70,18 @@ def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) 
         uneven = {} if observed.model is None else uneven_positions(observed.model.parameters())
     assert groups is not None
     return trace, RankSummary(digest(trace), groups.groups, frozenset(groups.data_parallel), uneven)
+
+
+def _tell_progress(device: FakeDevice, file: Path) -> None:
+    """Let this process write what it has launched, and its line, into a file when it is sent SIGUSR1."""
+
+    def tell(*_: object) -> None:
+        step = device.recorder.step
+        unfinished = file.with_suffix(".part")
+        unfinished.write_text(f"{id(step)}-{len(step.operators)}-{len(step.marks)} {script_line()}", encoding="utf-8")
+        unfinished.rename(file)
+
+    signal.signal(signal.SIGUSR1, tell)
 
 
 def _hide_output(file: Path) -> None:

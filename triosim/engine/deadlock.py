@@ -11,6 +11,7 @@ from triosim.tasks import Communicator, Handle
 
 if TYPE_CHECKING:
     from triosim.engine.rank_state import Channel, RankState, TransferEnd
+    from triosim.extrapolators.core.symmetry import Symmetry
 
 _SHOWN = 16
 
@@ -20,17 +21,22 @@ def deadlock_error(
     arriving: Mapping[tuple[Communicator, int], Sequence[Handle]],
     posted: Mapping[tuple[Channel, int], TransferEnd],
     failures: Sequence[str] = (),
+    symmetry: Symmetry | None = None,
 ) -> DeadlockError:
     """Return the error for ranks that can never go on; ranks that wait for the same task are named together.
 
     ``arriving`` are the collectives that miss members, ``posted`` the sends and receives without a partner, ``failures`` what
-    has failed, where that is why.
+    has failed, where that is why. With a ``symmetry`` the ranks are those that stand for all.
     """
+    representative = int if symmetry is None else symmetry.representative
+    everyone = range(max(rank.index for rank in stuck) + 1 if symmetry is None else symmetry.world)
     ranks_by_reason: dict[str, list[int]] = {}
     for rank in stuck:
-        ranks_by_reason.setdefault(doing(rank, arriving, posted).text, []).append(rank.index)
-    reasons = [f"{named_ranks(ranks)} in {reason}" for reason, ranks in ranks_by_reason.items()]
-    count = "1 rank" if len(stuck) == 1 else f"{len(stuck)} ranks"
+        members = [one for one in everyone if representative(one) == rank.index]
+        ranks_by_reason.setdefault(doing(rank, arriving, posted, representative).text, []).extend(members)
+    reasons = [f"{named_ranks(sorted(ranks))} in {reason}" for reason, ranks in ranks_by_reason.items()]
+    number = sum(map(len, ranks_by_reason.values()))
+    count = "1 rank" if number == 1 else f"{number} ranks"
     more = f" and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
     if failures:
         return DeadlockError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from triosim.tasks import Batch, Collective, Communicator, Compute, Copy, Handle, Recv, Send, Task
@@ -30,10 +30,12 @@ def doing(
     rank: RankState,
     arriving: Mapping[tuple[Communicator, int], Sequence[Handle]],
     posted: Mapping[tuple[Channel, int], TransferEnd],
+    representative: Callable[[int], int] = int,
 ) -> Doing:
     """Return what a rank does now.
 
-    ``arriving`` are the collectives that miss members, ``posted`` the sends and receives without a partner.
+    ``arriving`` are the collectives that miss members, ``posted`` the sends and receives without a partner,
+    ``representative`` says of a rank which simulated one stands for it.
     """
     handle = next((handle for handle in rank.unfinished if handle.arrived is not None), None)
     if handle is None:
@@ -45,7 +47,7 @@ def doing(
     if isinstance(task, Collective) and handle.started is None:
         number = handle.sequence_numbers[0]
         arrived = {member.rank for member in arriving.get((task.group, number), ())}
-        missing = tuple(other for other in task.group.ranks if other not in arrived)
+        missing = tuple(other for other in task.group.ranks if representative(other) not in arrived)
         said = f"{_name(task)}, number {number} of its communicator, which waits for {named_ranks(missing)}"
         return Doing("waiting", said, since, missing)
     if isinstance(task, (Send, Recv, Batch)):

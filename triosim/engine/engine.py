@@ -107,6 +107,7 @@ class Engine:
         self._ready: deque[Handle] = deque()
         self._beginning = False  # whether ready tasks are being begun
         self._stopped = False
+        self._symmetry = symmetry
         units = ComputeUnits(env, self.ranks, self.recording, self.options, self._finish, symmetry)
         self._speeds = units.speeds
         copies = CopyEngines(network, self.recording, self._communicated, self._start_transfer)
@@ -137,7 +138,8 @@ class Engine:
     def doing(self) -> dict[int, Doing]:
         """Return what each rank does or waits for now."""
         arriving, posted = self._rendezvous.arriving, self._rendezvous.posted
-        return {index: doing(rank, arriving, posted) for index, rank in self.ranks.items()}
+        representative = int if self._symmetry is None else self._symmetry.representative
+        return {index: doing(rank, arriving, posted, representative) for index, rank in self.ranks.items()}
 
     @without_collecting()
     def run(self, streams: Mapping[int, TaskStream]) -> Recording:
@@ -165,7 +167,7 @@ class Engine:
         stuck = [rank for rank, host in hosts.items() if rank.unfinished or host.is_alive]
         if stuck:
             arriving, posted = self._rendezvous.arriving, self._rendezvous.posted
-            raise deadlock_error(stuck, arriving, posted, permanent_failures(conditions))
+            raise deadlock_error(stuck, arriving, posted, permanent_failures(conditions), self._symmetry)
         self.recording.end = max((rank.finished for rank in self.recording.ranks), default=0.0)
         return self.recording
 

@@ -17,7 +17,7 @@ from triosim.capture.many_ranks import CapturedStreams, captured_streams, checke
 from triosim.capture.process_pool import CaptureJob
 from triosim.config import RunConfig
 from triosim.engine import Progress
-from triosim.errors import CaptureError, OptionError, ScriptError
+from triosim.errors import CaptureError, DeadlockError, OptionError, ScriptError
 from triosim.gpus import Gpu
 from triosim.live.job import INTERRUPTED, START_TIME, LiveJob
 from triosim.live.launchers import Launch
@@ -34,6 +34,8 @@ from triosim.results.values import ScriptStep
 from triosim.tracer.script_runner import check_script
 from triosim.units import format_time
 
+#: What a silent run has found: the streams, the ranks that are to run in any case, and how the script failed.
+_Compared = tuple[CapturedStreams | None, Sequence[int], ScriptError | None]
 #: Of so few ranks all run, where the ranks that differ are not found.
 _FEW = 8
 
@@ -116,14 +118,21 @@ def run_live(request: Request, config: RunConfig, progress: Progress | None = No
     """
     job = request.job(config)
     shown = None if request.print_ranks is None else checked_ranks(request.print_ranks, job.world, "--print-ranks")
-    found, chosen = _compared(request.ranks, job)
+    found, chosen, failure = _compared(request.ranks, job, request.patience)
     like = _followed(chosen, found, job.world)
     alike = None if found is None else found.streams.like
     with RankOutput(shown, request.ranks_output) as output, LiveRun(job, like, output, request.patience, alike) as run:
         if request.ranks == "all":
             config = config.replaced(fold=False)  # ranks that run for themselves may differ
         system = live_system(job.gpu, like, config, None if found is None else found.streams)
-        outcome = run.simulate(system, request.step, progress)
+        try:
+            outcome = run.simulate(system, request.step, progress)
+        except DeadlockError:
+            if failure is None:
+                raise
+            sys.stderr.write(failure.output)  # the rank that fails waits for ranks that were not found to run
+            output.failed(failure.rank, 1)
+            outcome = LiveOutcome((), 1)
     _say_files(str(job.files), kept=request.files is not None)
     return outcome.status, _result(outcome, request.command, config)
 
@@ -145,32 +154,36 @@ def _local_ranks(launch: Launch, gpu: Gpu, world: int, config: RunConfig) -> int
     return launch.local
 
 
-def _compared(ranks: str, job: LiveJob) -> tuple[CapturedStreams | None, Sequence[int]]:
+def _compared(ranks: str, job: LiveJob, patience: float) -> _Compared:
     """Run the first two steps of a distributed script silently and without a clock, to find the ranks that differ.
 
-    Return what was found, and the ``ranks`` that are to run in any case. Of a script that trains no two steps, all that it does
-    is compared, unless its world is so small that all ranks can run. Nothing is found where it fails: the rank on which it
-    does runs, and says why.
+    Return what was found, the ``ranks`` that are to run in any case, and how the script failed. Of a script that trains no two
+    steps, all that it does is compared, unless its world is so small that all ranks can run. Nothing is found where it fails:
+    the rank on which it does runs, with those that it needs, and says why.
     """
-    chosen, failed = checked_ranks(ranks, job.world), 0
+    chosen = checked_ranks(ranks, job.world)
+    failed: list[int] = [0]
+    failure: ScriptError | None = None
     if not job.distributed:
-        return None, ()
+        return None, (), None
     asked = None if chosen is None else [0] if ranks == "all" else _with_ends(chosen, job.world)
     for whole in (False, True):
         try:
-            return _led_by_last(_captured(job, asked, whole=whole)), chosen or ()
+            return _led_by_last(_captured(job, asked, patience, whole=whole)), chosen or (), None
         except CaptureError as error:
             if chosen is not None or job.world <= _FEW:
-                return None, chosen or range(job.world)
-            failed = error.rank
+                return None, chosen or range(job.world), None
+            failed = [error.rank, *error.awaited]
             if isinstance(error, ScriptError):
+                failure = error
                 break
-    return None, [failed]
+    return None, failed, failure
 
 
-def _captured(job: LiveJob, asked: list[int] | None, *, whole: bool) -> CapturedStreams:
+def _captured(job: LiveJob, asked: list[int] | None, patience: float, *, whole: bool) -> CapturedStreams:
     """Capture a script's second step, or the ``whole`` of it, and show nothing. Raises ``CaptureError`` where it has none."""
-    with redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory(prefix="triosim-") as files:
+    said = io.StringIO()
+    with redirect_stderr(said), tempfile.TemporaryDirectory(prefix="triosim-") as files:
         capture = CaptureJob(
             job.script,
             job.gpu,
@@ -180,8 +193,13 @@ def _captured(job: LiveJob, asked: list[int] | None, *, whole: bool) -> Captured
             files=files,
             local=job.local,
             whole=whole,
+            patience=patience,
         )
-        return captured_streams(capture, asked, quiet=True)
+        try:
+            return captured_streams(capture, asked, quiet=True)
+        except ScriptError as error:
+            error.output = said.getvalue()
+            raise
 
 
 def _led_by_last(found: CapturedStreams) -> CapturedStreams:
