@@ -189,6 +189,40 @@ def test_the_profile_of_a_rank_of_fsdp_has_the_model_s_batch_and_parameters(
     assert "unknown operators" not in "".join(capsys.readouterr())
 
 
+REPLICATED = """
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+torch.distributed.init_process_group("nccl")
+rank = torch.distributed.get_rank()
+torch.cuda.set_device(rank)
+layers = nn.Conv2d(3, 64, 7), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+model = nn.Sequential(*layers)
+model = nn.parallel.DistributedDataParallel(model.cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(96, 3, 64, 64, device="cuda")
+for step in range(2):
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as p:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+p.export_chrome_trace(f"rank-{rank}.json")
+"""
+
+
+def test_the_profile_of_a_rank_of_ddp_has_the_model_s_batch_and_parameters(
+    live: Callable[..., str], tmp_path: Path
+) -> None:
+    """It broadcasts buffers ahead of the first layer, whose weight autocast casts first; its hooks copy gradients."""
+    live(REPLICATED, "--world", "4")
+    trace = triosim.load_trace(exported(tmp_path, "rank-0.json"))
+    assert trace.batch_size == 96
+    expected = [(10,), (10, 64), *3 * [(64,)], (64, 3, 7, 7)]
+    assert sorted(one.shape for one in trace.parameters.values()) == expected
+
+
 def test_the_slices_of_a_script_s_profile_nest(live: Callable[..., str], tmp_path: Path) -> None:
     """FSDP names ranges of no length, and ranges that begin within a layer's forward pass."""
     live(SHARDED, "--world", "8")

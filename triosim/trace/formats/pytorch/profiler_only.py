@@ -5,13 +5,15 @@ the argument of a forward call whose gradient is accumulated is taken for a para
 a product the first factor, of an embedding the indices) for the output of the call before it, and a backward call returns the
 gradients that are accumulated after it and the next one's input. Where the operator says what shapes it returns, a product or
 the gradients of a convolution, it returns these. A call that prepares a parameter, such as a transpose or a cast, returns the
-argument of its shape of a call after it. Collectives, and what FSDP does to gather parameters, take no part, nor do views
-ahead of the first call that is differentiated: FSDP makes some of its parameters there.
+argument of its shape of a call after it. Collectives, and what FSDP does to gather parameters, take no part; ahead of the
+first call that is differentiated, where DDP and FSDP move buffers and parameters, nor do views and, in a distributed step, any
+calls but those on as many elements as its samples have.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -33,8 +35,10 @@ _FACTORS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "ate
 _SAMPLES = {**{name: left for name, (left, _) in _FACTORS.items()}, "aten::embedding": 1, "aten::embedding_bag": 1}
 #: Calls with one tensor, of which they return one of the same sizes: they may prepare a parameter for the call after them.
 _PREPARE = frozenset(f"aten::{name}" for name in ("t", "transpose", "permute", "to", "_to_copy", "detach", "alias"))
-#: Calls that only make a view, besides.
-_VIEWS = _PREPARE | {
+#: Those of them that change the dtype.
+_CASTS = frozenset(("aten::to", "aten::_to_copy"))
+#: Calls that only make a view.
+_VIEWS = (_PREPARE - _CASTS) | {
     f"aten::{name}" for name in ("view", "reshape", "flatten", "as_strided", "narrow", "slice", "select")
 }
 #: The names of what FSDP, and its first version, do before and after a module begin so.
@@ -134,7 +138,7 @@ class _InferredTensors:
         maker: ExecutionTraceNode | None = None
         for node in backward:
             if node.name != _ACCUMULATE:
-                maker = node
+                maker = node if node.sequence in by_sequence else maker  # what a hook copies differentiates nothing
                 continue
             accumulated = _first(node)
             source = by_sequence.get(maker.sequence) if maker is not None else None
@@ -153,9 +157,16 @@ class _InferredTensors:
     def _chain(
         self, forward: list[ExecutionTraceNode], parameters: dict[tuple[int, int], RawTensor], begin: int
     ) -> None:
-        """Chain the forward calls, from views on only once ``begin``, the first call that is differentiated, is there."""
+        """Chain the forward calls, of those ahead of ``begin``, the first one that is differentiated, some."""
         before: ExecutionTraceNode | None = None
-        flowing = [node for node in forward if self._flows(node) and (node.number >= begin or node.name not in _VIEWS)]
+        size = _sample_elements([node for node in forward if node.number >= begin], parameters)
+        distributed = any(node.name.startswith(_COLLECTIVE) for node in self._nodes)
+        flowing = [
+            node for node in forward
+            if self._flows(node) and (
+                node.number >= begin or _elements(node) == size or not (distributed or node.name in _VIEWS)
+            )
+        ]  # fmt: skip
         numbers = {node.number for node in flowing}
         prepared = _PreparedParameters(flowing, parameters)
         for node in forward:
@@ -237,6 +248,7 @@ class _PreparedParameters:
     """
 
     def __init__(self, flowing: Sequence[ExecutionTraceNode], parameters: Mapping[tuple[int, int], RawTensor]) -> None:
+        self._parameters = parameters
         self._makers: dict[tuple[int, int], ExecutionTraceNode] = {}  # by the call and the argument that they make
         self._ready: list[ExecutionTraceNode] = []
         for position, node in enumerate(flowing):
@@ -253,13 +265,16 @@ class _PreparedParameters:
         """Find what prepares the arguments of a call: what is known to prepare parameters, or stands right before it."""
         last = list(takewhile(lambda one: one.name in _PREPARE or one.name == "aten::view", reversed(before[-3:])))
         for argument, row in enumerate(node.scalars):
-            if argument == _entry(node.name, node.scalars, ()) or len(row) != 1:
+            known = (node.number, argument) in self._parameters or argument == _entry(node.name, node.scalars, ())
+            if known or len(row) != 1:
                 continue
             near = last if node.name in _SAMPLES else []
-            makers = (one for one in (*reversed(self._ready), *near) if one.name in _PREPARE and _makes(one, row[0][0]))
+            makers = (one for one in (*reversed(self._ready), *near) if one.name in _PREPARE and _makes(one, *row[0]))
             maker = next(makers, None)
             if maker is not None:
                 self._makers[node.number, argument] = maker
+                if maker in self._ready:
+                    self._ready.remove(maker)
 
     def give(self, node: ExecutionTraceNode) -> None:
         """Let the calls that prepare arguments of this one return them."""
@@ -286,12 +301,29 @@ def _entry(name: str, rows: Sequence[Sequence[Any]], known: Collection[int]) -> 
     return preferred if preferred in found else next(iter(found), None)
 
 
-def _makes(node: ExecutionTraceNode, shape: tuple[int, ...]) -> bool:
-    """Whether a call that prepares a parameter may return one of this shape: with the same sizes, reversed by a transpose."""
-    given: tuple[int, ...] = node.scalars[0][0][0]
-    if node.name == "aten::t":
-        return shape == given[::-1]
-    return sorted(shape) == sorted(given)
+def _sample_elements(
+    calls: Sequence[ExecutionTraceNode], parameters: Mapping[tuple[int, int], RawTensor]
+) -> int | None:
+    """Return how many elements the samples have that the first call that takes any takes; None where none does."""
+    for node in calls:
+        known = {argument for number, argument in parameters if number == node.number}
+        position = _entry(node.name, node.scalars, known)
+        if position is not None:
+            return math.prod(node.scalars[position][0][0])
+    return None
+
+
+def _elements(node: ExecutionTraceNode) -> int:
+    """Return how many elements the first tensor of a call has."""
+    return next((math.prod(row[0][0]) for row in node.scalars if row), 0)
+
+
+def _makes(node: ExecutionTraceNode, shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether a call that prepares a parameter may return such a tensor: a transpose reverses sizes, a cast changes dtype."""
+    given, given_dtype = node.scalars[0][0]
+    if (given_dtype != dtype) != (node.name in _CASTS):
+        return False
+    return bool(shape == given[::-1] if node.name == "aten::t" else sorted(shape) == sorted(given))
 
 
 def _returned(node: ExecutionTraceNode) -> list[tuple[int, ...]]:
