@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import ModuleType
 
 from triosim.tracer.frameworks import deepspeed, megatron, torchtitan, transformers
@@ -18,4 +17,8 @@ ADAPTERS: tuple[Adapter, ...] = (
 
 def after_imports(reduces_gradients: ReducesGradients) -> Mapping[str, Callable[[ModuleType], list[Patch]]]:
     """Return the adapters' patches by the module after whose import they are made."""
-    return {one.module: partial(one.patches, reduces_gradients=reduces_gradients) for one in ADAPTERS}
+
+    def patches(adapter: Adapter) -> Callable[[ModuleType], list[Patch]]:
+        return lambda module: adapter.patches(module, reduces_gradients)
+
+    return {one.module: patches(one) for one in ADAPTERS}

@@ -1,0 +1,143 @@
+"""Frameworks from PyPI, unmodified, run live to their end, and their own logs show our figures within 1%.
+
+Each runs in an environment of its own, which is made where ``TRIOSIM_FRAMEWORKS`` has none (``environments.py``).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.frameworks.environments import PACKAGES, python_of
+
+pytestmark = pytest.mark.frameworks
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+TRAINER = ("--output_dir", "out", "--max_steps", "6", "--per_device_train_batch_size", "8", "--report_to", "none")
+TRAINER += ("--gradient_accumulation_steps", "4", "--eval_strategy", "steps", "--eval_steps", "3", "--save_steps", "3")
+WORDS = 2000
+
+
+class Run(NamedTuple):
+    """What a run printed, and its result."""
+
+    printed: str
+    result: dict[str, Any]
+
+    def steps(self) -> list[float]:
+        """What the script says that its steps took, in seconds."""
+        return [float(found) for found in re.findall(r"^step: ([\d.]+)$", self.printed, re.MULTILINE)]
+
+
+def run(name: str, folder: Path, *command: str) -> Run:
+    """Run a command of ``triosim run`` in the environment of a framework."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
+    system = ["-m", "triosim", "run", "--gpu", "H100", "-o", "result.json"]
+    done = subprocess.run(
+        [str(python_of(name)), *system, *command], cwd=folder, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return Run(done.stdout, json.loads((folder / "result.json").read_text(encoding="utf-8")))
+
+
+def agrees(found: Run, samples: int) -> None:
+    """The median step that the script printed is the result's, and the global batch is as many samples."""
+    assert statistics.median_low(found.steps()[1:]) == pytest.approx(found.result["step_time_s"], rel=0.01)
+    assert found.result["global_batch_size"] == samples
+
+
+@pytest.mark.parametrize("how", [(), ("--fsdp", "full_shard")], ids=["ddp", "fsdp"])
+def test_the_trainer_of_transformers(tmp_path: Path, how: tuple[str, ...]) -> None:
+    script = str(SCRIPTS / "trainer.py")
+    found = run("transformers", tmp_path, "--", "torchrun", "--nproc-per-node", "8", script, *TRAINER, *how)
+    said = [ast.literal_eval(one) for one in re.findall(r"\{'train_runtime.*\}", found.printed)][-1]
+    steps = found.result["steps"]
+    ended = steps[-1]["began_s"] + steps[-1]["seconds"]
+    assert found.result["global_batch_size"] == 8 * 8 * 4
+    assert float(said["train_runtime"]) == pytest.approx(ended, rel=0.06)  # with the last evaluation and checkpoint
+    assert {one["tokens"] for one in steps} == {8 * 8 * 4 * 128}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_lightning(tmp_path: Path, strategy: str) -> None:
+    found = run("lightning", tmp_path, "--world", "8", str(SCRIPTS / "lightning_train.py"), strategy, "8")
+    steps = found.steps()
+    for own, ours in zip(steps[1:4], found.result["steps"][1:4], strict=True):
+        assert own == pytest.approx(ours["seconds"], rel=0.5)  # the two begin at different lines of a step
+    assert sum(steps) == pytest.approx(sum(one["seconds"] for one in found.result["steps"]), rel=0.01)
+    assert found.result["global_batch_size"] == 64
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_of_deepspeed(tmp_path: Path, stage: int) -> None:
+    script = str(SCRIPTS / "deepspeed_train.py")
+    found = run("deepspeed", tmp_path, "--", "deepspeed", "--num_gpus", "8", script, "--stage", str(stage))
+    agrees(found, 8 * 4 * 2)
+
+
+def test_megatron_core(tmp_path: Path) -> None:
+    found = run("megatron", tmp_path, "--", "torchrun", "--nproc-per-node", "8", str(SCRIPTS / "megatron_train.py"))
+    agrees(found, 2 * 2 * 4)
+
+
+def test_timm(tmp_path: Path) -> None:
+    found = run("timm", tmp_path, "--", "torchrun", "--nproc-per-node", "8", str(SCRIPTS / "timm_train.py"))
+    agrees(found, 8 * 16)
+
+
+def assets(folder: Path) -> None:
+    """Write a tokenizer and a data set as torchtitan looks for them, in its own tests' places."""
+    words = [f"w{number}" for number in range(WORDS)]
+    vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2, **{word: number + 3 for number, word in enumerate(words)}}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": number, "content": one, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False}
+            for one, number in (("<s>", 0), ("</s>", 1))
+        ],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    }  # fmt: skip
+    place, texts = folder / "tests/assets/tokenizer", folder / "tests/assets/c4_test"
+    place.mkdir(parents=True)
+    texts.mkdir()
+    (place / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    ends = {"bos_token": "<s>", "eos_token": "</s>"}
+    (place / "tokenizer_config.json").write_text(json.dumps(ends), encoding="utf-8")
+    draw = random.Random(0)
+    rows = [json.dumps({"text": " ".join(draw.choices(words, k=1000))}) for _ in range(1000)]
+    (texts / "data.json").write_text("\n".join(rows), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks"),
+    [
+        (("--checkpoint.enable", "--checkpoint.interval", "3"), 1),
+        (("--parallelism.tensor_parallel_degree", "2"), 2),
+        (("--parallelism.tensor_parallel_degree", "2", "--parallelism.pipeline_parallel_degree", "2"), 4),
+    ],
+    ids=["fsdp", "tp", "pp-tp"],
+)
+def test_torchtitan(tmp_path: Path, how: tuple[str, ...], ranks: int) -> None:
+    """``ranks`` share a sample. The log says the tokens a second of a GPU."""
+    assets(tmp_path)
+    sizes = ("--training.local_batch_size", "8", "--training.seq_len", "2048", "--training.steps", "5")
+    which = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.dataset", "c4_test")
+    command = ("torchrun", "--nproc-per-node", "4", "-m", "torchtitan.train", *which, *sizes, "--metrics.log_freq", "1")
+    found = run("torchtitan", tmp_path, "--", *command, *how)
+    own = [int(one.replace(",", "")) for one in re.findall(r"tps: ([\d,]+)", found.printed)]
+    assert own[-1] == pytest.approx(8 * 2048 / ranks / found.result["step_time_s"], rel=0.01)
+    assert found.result["global_batch_size"] == 8 * 4 / ranks
+
+
+def test_each_environment_names_the_version_that_it_was_tested_with() -> None:
+    assert all("==" in package for packages in PACKAGES.values() for package in packages)
