@@ -147,7 +147,9 @@ def test_the_two_quantities_of_a_row_have_errors_of_their_own(
     class Report:
         peak_reserved = 45 * 2**30
 
-    said = SimpleNamespace(step_time_s=2.0, step_time_interval_s=(1.9, 2.5), data=SimpleNamespace(doubts=(), memory=()))
+    said = SimpleNamespace(
+        step_time_s=2.0, step_time_interval_s=(1.9, 2.5), data=SimpleNamespace(doubts=(), memory=(), launches_s=0.0)
+    )
 
     monkeypatch.setattr(Command, "result", lambda _: said)
     monkeypatch.setattr(Command, "memory", lambda _: Report)
