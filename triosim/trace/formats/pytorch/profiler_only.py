@@ -309,7 +309,8 @@ def _sample_elements(
         known = {argument for number, argument in parameters if number == node.number}
         position = _entry(node.name, node.scalars, known)
         if position is not None:
-            return math.prod(node.scalars[position][0][0])
+            shape: tuple[int, ...] = node.scalars[position][0][0]
+            return math.prod(shape)
     return None
 
 
