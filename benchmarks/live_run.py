@@ -24,18 +24,18 @@ FEW = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A script on so many GPUs, of which ``processes`` run it where that is more than those that differ."""
+    """A script on so many GPUs, which so many of them run; without ``processes``, those that differ."""
 
     what: str
     script: str
     arguments: str
     world: int
-    processes: int = 2
+    processes: int | None = None
 
     @property
     def ranks(self) -> str:
-        """The ranks that run the script."""
-        if self.processes == 2:
+        """The ranks that run the script, beside the last one."""
+        if self.processes is None:
             return "auto"
         return ",".join(str(rank * (self.world // self.processes)) for rank in range(self.processes - 1))
 
@@ -49,8 +49,10 @@ CASES = {
         128,
     ),
     **{
-        f"1024-{processes}": Case("Llama 1B, FSDP2", "fsdp2.py", "--model 1b --sequence 512", 1024, processes)
-        for processes in (2, 8, 64)
+        f"1024-{processes or 'auto'}": Case(
+            "2 layers of Llama 1B, FSDP2", "fsdp2.py", "--model 1b --layers 2 --sequence 512", 1024, processes
+        )
+        for processes in (None, 2, 8, 64)
     },
 }
 
@@ -100,7 +102,7 @@ def main() -> None:
         few, more = run(case, FEW), run(case, options.steps)
         each = [(getattr(more, kind) - getattr(few, kind)) / (options.steps - FEW) for kind in ("wall", "processor")]
         figures = f"{more.wall:.1f} | {more.processor:.1f} | {each[0]:.2f} | {each[1]:.2f} | {more.megabytes:.0f}"
-        print(f"| {case.what} | {case.world} | {case.processes} | {figures} | {more.step:.3f} |", flush=True)
+        print(f"| {case.what} | {case.world} | {case.processes or 'auto'} | {figures} | {more.step:.3f} |", flush=True)
 
 
 if __name__ == "__main__":
