@@ -181,7 +181,7 @@ def _sized(spec: ShapeSpec, asked: int | None) -> tuple[ShapeSpec, int]:
             fix = "say how many GPUs a node has, such as 'gpus_per_node: 8'"
             raise TopologyError("gpus_per_node is missing", fix=fix)
         wanted = spec.gpus or (spec.nodes * one if spec.nodes else None) or asked or spec.default_gpus or one
-        nodes = spec.nodes or math.ceil(wanted / one)
+        nodes = spec.nodes or -(-wanted // one)
         if spec.gpus is not None and spec.gpus != nodes * one:
             fix, whole = f"write {nodes * one}, or another gpus_per_node", f"{spec.nodes or 'whole'} nodes"
             raise TopologyError(f"{spec.gpus} GPUs are not {whole} of {one}", fix=fix)

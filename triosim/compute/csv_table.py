@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,15 +71,24 @@ def read(path: str | os.PathLike[str]) -> CsvTable:
             if separator in lines[first]:
                 raise TriosimError(f"its columns are separated by {name}", where=where, fix="separate them by commas")
     rows = []
-    reader = csv.reader(lines[first + 1 :])
-    for cells in reader:
-        line = first + 1 + reader.line_num
+    for line, cells in _rows(lines, first + 1, file):
         if not any(cells) or cells[0].startswith("#"):
             continue
         if len(cells) != len(header):
             raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=f"{file}:{line}", fix=_CELLS)
         rows.append((line, [cell.strip() for cell in cells]))
     return CsvTable(header, where, rows)
+
+
+def _rows(lines: list[str], first: int, file: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the cells of each line from ``first`` on. A cell in quotes may go over several lines."""
+    reader = csv.reader(lines[first:])
+    try:
+        for cells in reader:
+            yield first + reader.line_num, cells
+    except csv.Error as error:
+        fix = "is a quotation mark left open?"
+        raise TriosimError(f"is no table of comma-separated values: {error}", f"{file}:{first + 1}", fix) from None
 
 
 def seconds(text: str, column: str, where: str, factor: float = 1.0) -> float:

@@ -115,7 +115,7 @@ def _entry(row: Mapping[str, Any], where: str) -> OperatorTimeEntry:
         raise TriosimError("needs either 'seconds' or 'time'", where=where, fix="write time: 12.5 us")
     try:
         seconds = parse_time(row["time"]) if "time" in row else float(row["seconds"])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TriosimError(f"seconds: {row['seconds']!r} is not a number", where=where) from None
     except TriosimError as error:
         raise TriosimError(error.what, where=where, fix=error.fix) from None

@@ -169,6 +169,8 @@ def _check_name(axis: str, name: str, where: str) -> None:
 
 
 def _whole(value: Any, where: str) -> int:
+    if value is None:
+        raise OptionError("a value is empty", where=where, fix="give a whole number")
     return int(COMMON["gpus"].parse(value, where))
 
 
