@@ -65,13 +65,14 @@ def read(path: str | os.PathLike[str]) -> CsvTable:
     first = next((number for number, line in enumerate(lines) if _is_row(line)), None)
     if first is None:
         raise TriosimError("holds nothing but comments", where=file, fix="give a header and at least one row")
-    where, header = f"{file}:{first + 1}", _cells(lines[first])
+    numbered = _rows(lines, first, file)
+    where, header = f"{file}:{first + 1}", [cell.strip() for cell in next(numbered)[1]]
     if len(header) == 1:
         for separator, name in _SEPARATORS.items():
             if separator in lines[first]:
                 raise TriosimError(f"its columns are separated by {name}", where=where, fix="separate them by commas")
     rows = []
-    for line, cells in _rows(lines, first + 1, file):
+    for line, cells in numbered:
         if not any(cells) or cells[0].startswith("#"):
             continue
         if len(cells) != len(header):

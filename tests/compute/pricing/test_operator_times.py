@@ -79,3 +79,9 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, name: str, text: s
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(TriosimError, match=r"absent.csv: cannot be read"):
         operator_times.load(tmp_path / "absent.csv")
+
+
+@pytest.mark.parametrize("text", [f"{'x' * 200_000},seconds\nmm,1\n", f"operator,seconds\n{'x' * 200_000},1\n"])
+def test_a_cell_that_is_no_cell_is_named_with_its_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TriosimError, match=r"t\.csv:[12]: is no table of comma-separated values"):
+        applied(tmp_path, "t.csv", text)
