@@ -49,7 +49,7 @@ def price(subject: Subject, config: RunConfig) -> PricedSubject:
     with plugins.blamed():
         if target is not None:
             subject = subject.changed(lambda trace: predict(trace, target, model))
-        if config.models is not None and not subject.described:
+        if model_files.are_named() and not subject.described:
             subject = subject.changed(lambda trace: _predicted_anew(trace, model, predict))
     subject, launches = with_launches(subject, config)
     return PricedSubject(subject, model, launches, target, plugins.option_names(kind))

@@ -250,3 +250,14 @@ def test_a_measured_call_is_found_whatever_the_regression_that_would_predict_it(
     forward = Operator(2, "aten::addmm", "forward", "", (data, weight), (made,), 0.0)
     found = Calibrated().estimate([forward, replace(alone, id=3, forward=2, seconds=0.0)], "H100")
     assert found.seconds[1] == pytest.approx(7e-5)
+
+
+def test_the_environment_names_models_as_the_option_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a trace whose times were predicted when it was captured: both predict it anew."""
+    table, own = gemm(tmp_path / "t.csv", [(512, 4096, 4096), (1024, 4096, 4096)], 3.0), str(tmp_path / "own.npz")
+    assert run(["calibrate", "compute", table, "--gpu", "H100", "-o", own]) == 0
+    captured = Trace((product(512, 4096, 4096, 1e-3),), 512, gpu="H100", times="predicted")
+    asked = triosim.simulate(captured, models=own, training=False).step_time_s
+    assert asked != pytest.approx(1e-3, rel=0.1)
+    monkeypatch.setenv(model_files.ENVIRONMENT, own)
+    assert triosim.simulate(captured, training=False).step_time_s == pytest.approx(asked)

@@ -160,6 +160,11 @@ def _shipped(family: str, dtype: str) -> FamilyModel | None:
     return load(path).models[0] if path.is_file() else None
 
 
+def are_named() -> bool:
+    """Whether the user names models, by ``--models`` or in the environment."""
+    return bool(_named())
+
+
 def _named() -> str:
     chosen = _chosen.get()
     return os.environ.get(ENVIRONMENT, "") if chosen is None else chosen

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from triosim.extrapolators.core.kept_programs import Kept
+from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
 from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, SendToStage, TransferKey
 from triosim.extrapolators.core.shape_differences import ShapeDifferences
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, PERSISTENT, whole_blocks
@@ -95,7 +95,7 @@ class ProgramStorages:
         #: What lives longer than its readers, by the operator until which it does.
         self.kept_until = {**program.kept_until, **_kept_for_loss(program, trace)}
         #: The inputs of modules, which live until these return, by their last operator.
-        self.module_inputs = {} if trace.storages else kept_for_modules(program.operators)
+        self.module_inputs = {} if trace.storages else _module_inputs(program)
         #: Whether an input that was gathered is one tensor for all of a module, as where DTensor gathers it ahead.
         self.gathered_ahead = program.stack is None or program.stack.tensor_parallelism == "dtensor"
         made = frozenset[int]().union(*(block.tensors.made for block in blocks))
@@ -115,6 +115,16 @@ class ProgramStorages:
         self.part = None if differences is None else DifferingStorages(program, trace, differences)
         #: Whether what the step finds is the same in the other programs.
         self.held_alike = differences is not None and not any(map(self.persistent.__getitem__, differences.storages))
+
+
+def _module_inputs(program: Program) -> dict[int, frozenset[int]]:
+    """Return what ``kept_for_modules`` does of a program's passes, found once for all programs that share them."""
+    passes = tuple(stage.forward for stage in program.stages), tuple(stage.backward for stage in program.stages)
+    found: dict[int, frozenset[int]] = _MODULE_INPUTS.get(
+        BlocksSource((), (*passes[0], *passes[1])),
+        lambda: kept_for_modules(one for rows in passes for row in rows for block in row for one in block.operators),
+    )
+    return found
 
 
 def _kept_for_loss(program: Program, trace: Trace) -> dict[int, frozenset[int]]:
@@ -140,6 +150,7 @@ class _Storages:
 
 #: Those of the programs that were used last.
 _KNOWN = Kept[_Storages](4)
+_MODULE_INPUTS = Kept[dict[int, frozenset[int]]](16)
 
 
 class DifferingStorages(ProgramStorages):
