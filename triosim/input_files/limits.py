@@ -53,8 +53,8 @@ FORWARD_OPERATORS = Limit(50_000, "operators of a forward pass")
 ACTIONS = Limit(200_000, "forward and backward passes")
 #: Of a topology, and of a step that is simulated.
 GPUS = Limit(200_000, "GPUs")
-#: Of a topology, one for each direction. A million takes 400 MB.
-LINKS = Limit(1_000_000, "links")
+#: Of a topology, one for each direction. A million takes 400 MB where they are all looked at.
+LINKS = Limit(2_000_000, "links")
 
 
 def _factor() -> float:
