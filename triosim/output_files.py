@@ -58,7 +58,7 @@ def check_outputs(*paths: PathLike | None, reading: Iterable[PathLike | None] = 
         real = os.path.realpath(path)
         if real in seen and _replaceable(Path(path)):
             raise OutputError("is given for two outputs", where=str(path), fix="give each its own file")
-        if real in read:
+        if real in read and str(path) != STANDARD_OUTPUT:
             raise OutputError(
                 "is an input of this command, and would be overwritten", where=str(path), fix="choose another path"
             )

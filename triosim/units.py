@@ -20,7 +20,7 @@ _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:i
 #: Longer than any step, and small enough that sums of times stay finite.
 LONGEST_SECONDS = 1e9
 #: More than any memory holds, and than any link or memory carries.
-_MOST_BYTES, _MOST_BANDWIDTH = 1e21, 1e18
+_MOST_BYTES, _MOST_BANDWIDTH, _LEAST_BANDWIDTH = 1e21, 1e18, 1e-3
 #: The longest range of ranks.
 _MOST_RANKS = 1_000_000
 
@@ -41,7 +41,7 @@ def parse_bandwidth(value: Quantity) -> float:
     if unit and not unit.endswith(("bps", "/s")):
         raise _unknown(unit, value, expected)
     rate = number * _bytes_per(unit[:-2], value, expected) if unit else number
-    return _checked(rate, _MOST_BANDWIDTH, value, "bytes per second")
+    return _checked(rate, _MOST_BANDWIDTH, value, "bytes per second", _LEAST_BANDWIDTH)
 
 
 def parse_time(value: Quantity) -> float:
@@ -55,8 +55,10 @@ def parse_time(value: Quantity) -> float:
     return _checked(number / round(1 / scale) if scale < 1 else number * scale, LONGEST_SECONDS, value, "seconds")
 
 
-def _checked(number: float, most: float, value: Quantity, unit: str) -> float:
+def _checked(number: float, most: float, value: Quantity, unit: str, least: float = 0.0) -> float:
     """Return a finite number that is not beyond what any machine has; others are left to those who ask for it."""
+    if 0.0 < number < least:
+        raise TriosimError(f"'{value}' is less than any machine has", fix=f"give at least {least:g} {unit}")
     if math.isfinite(number) and abs(number) > most:
         raise TriosimError(f"'{value}' is more than any machine has", fix=f"give at most {most:.0e} {unit}")
     return number

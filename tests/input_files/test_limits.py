@@ -28,6 +28,10 @@ LIMIT = "more than the limit of"
         ("topology fully_connected(2000,bandwidth=1GB/s)", f"3,998,000 links are {LIMIT} 2,000,000"),
         ("topology switch(4,bandwidth=1e30)", "is more than any machine has"),
         ("simulate TRACE --host-overhead 1e18", "is more than any machine has"),
+        (
+            "topology switch(4,bandwidth=1e-300GB/s)",
+            "is less than any machine has; give at least 0.001 bytes per second",
+        ),
     ],
 )
 def test_what_is_beyond_a_limit_is_refused_at_once(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

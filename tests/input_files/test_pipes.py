@@ -71,3 +71,9 @@ def test_the_temporary_file_of_a_pipe_is_gone_afterwards(tmp_path: Path) -> None
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+def test_standard_input_and_standard_output_are_two_files() -> None:
+    done = triosim("simulate", "-", "-p", "ddp", "-n", "2", "-q", "-o", "-", given=TRACE.read_bytes())
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["global_batch_size"] == 256

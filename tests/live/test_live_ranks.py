@@ -556,3 +556,48 @@ print(rank, type(state["model"]["weight"]).__name__, tuple(state["model"]["weigh
 def test_shards_of_the_ranks_that_run_are_saved_and_loaded(tmp_path: Path) -> None:
     done = run(tmp_path, SHARDS, "--world", "8", "-q")
     assert sorted(done.stdout.splitlines()) == [f"{rank} ShardedTensor (64, 64)" for rank in (0, 7)], done.stderr
+
+
+FILLS = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+held = []
+try:
+    while True:
+        held.append(torch.empty(10 * 2**30, dtype=torch.uint8, device="cuda"))
+except torch.OutOfMemoryError:
+    print(f"{len(held)} of 10 GiB", flush=True)
+"""
+
+
+def test_a_script_that_fills_the_memory_ends_where_ranks_are_compared_too(tmp_path: Path) -> None:
+    done = run(tmp_path, FILLS, "--world", "4", "-q", "--patience", "60 s", "--print-ranks", "0")
+    assert (done.returncode, done.stdout) == (0, "7 of 10 GiB\n"), done.stderr
+
+
+STOPPED = """
+import sys
+from triosim.config import RunConfig
+from triosim.engine.engine import Observer
+from triosim.live import launchers, scripts
+
+class Stops(Observer):
+    def began(self, engine):
+        self.engine = engine
+    def __call__(self, seconds, tasks):
+        if tasks > 1000:
+            self.engine.stop()
+
+if __name__ == "__main__":
+    request = scripts.Request(launch=launchers.launch_of(["train.py"]), gpu="H100", world=4, print_ranks="0")
+    status, result = scripts.run_live(request, RunConfig(), Stops())
+    print(status, result is not None and result.step_time_s > 0)
+"""
+
+
+def test_a_run_that_the_monitor_stops_has_the_figures_of_what_has_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STRAGGLER.replace("range(4)", "range(10**6)"), encoding="utf-8")
+    (tmp_path / "stopped.py").write_text(STOPPED, encoding="utf-8")
+    done = subprocess.run([sys.executable, "stopped.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["0 True"], done.stderr

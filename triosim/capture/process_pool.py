@@ -43,7 +43,8 @@ class CaptureJob:
     """A script, to be captured as any rank of a world.
 
     Captured is the first step after ``skip``, on a GPU; with ``whole`` all that the script does, where it trains no step. What
-    the script writes goes into the folder ``files``, if there is one. ``local`` ranks are on a machine, by default up to 8.
+    the script writes goes into the folder ``files``, if there is one, and its memory is then that of the GPU, as where it runs
+    live. ``local`` ranks are on a machine, by default up to 8.
     Where no rank launches anything for ``patience`` seconds of real time, the script hangs; None: it never does.
     """
 

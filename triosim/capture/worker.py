@@ -52,7 +52,15 @@ def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) 
     if files is not None:
         write_protection.protect(files)
     os.environ.update(job.script.environment)
-    with FakeDevice(job.gpu, devices=job.local, world=job.world, rank=rank, messages=messages, files=files) as device:
+    with FakeDevice(
+        job.gpu,
+        devices=job.local,
+        world=job.world,
+        rank=rank,
+        messages=messages,
+        files=files,
+        limited=job.files is not None,
+    ) as device:
         _tell_progress(device, progress_file(folder, rank))
         observed = run_script(
             job.script.path,

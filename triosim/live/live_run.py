@@ -95,9 +95,9 @@ class LiveRun:
         hosts = sum(models[home] == rank for rank, home in homes.items())
         records = StepRecords(engine.recording, system.network, hosts, step)
         streams = LiveStreams(running, models, homes, self._groups, self._output, records.ended)
-        status = 0
+        status, stopped = 0, False
         try:
-            engine.run({rank: system.stream(rank, streams.tasks(rank)) for rank in simulated})
+            stopped = engine.run({rank: system.stream(rank, streams.tasks(rank)) for rank in simulated}).is_stopped
         except AsymmetryError as folded:
             raise SimulationError(str(folded), fix="simulate every rank: --no-fold") from None
         except ScriptFailed as failed:
@@ -106,12 +106,13 @@ class LiveRun:
             return LiveOutcome(tuple(records.steps), failed.status)
         except KeyboardInterrupt:
             status = INTERRUPTED
+        if status or stopped:
             _interrupt(running.values())
         records.close()
         outcome = LiveOutcome(tuple(records.steps), status)
         if not records.steps:
             return outcome
-        for chosen in _chosen(records, None if status else step):
+        for chosen in _chosen(records, None if status or stopped else step):
             found = self._streams_of(running, chosen.index, system)
             if found is not None:
                 record = _of_all_ranks(records.kept[chosen.index], found, symmetry)
@@ -148,7 +149,7 @@ def _run_rank(*given: Any) -> None:
 
 
 def _interrupt(running: Iterable[RunningRank]) -> None:
-    """Ask the ranks of a run that Ctrl-C ended for their traces, as far as they still answer."""
+    """Ask the ranks of a run that was ended early for their traces, as far as they still answer."""
     for rank in running:
         with suppress(Exception):  # Ctrl-C may have cut a message in two
             rank.interrupt()
