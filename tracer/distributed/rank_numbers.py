@@ -43,6 +43,8 @@ class RankNumbers:
                 for key, part in otherwise.items()
             }
             return found if any(found[key] is not otherwise[key] for key in found) else otherwise
+        if not isinstance(otherwise, (str, bytes)):  # names of hosts and the like
+            self.unclear = self.unclear or differ(sent)
         return otherwise
 
     def _of_numbers(self, rank: int, seen: Mapping[int, int], otherwise: int) -> int:
@@ -58,17 +60,30 @@ class RankNumbers:
     def _of_tensors(self, rank: int, seen: Mapping[int, Any], otherwise: torch.Tensor) -> torch.Tensor:
         sent = list(seen.values())
         if not all(_is_like(one, otherwise) for one in sent) or otherwise.dtype not in _WITH_NUMBERS:
+            self.unclear = self.unclear or differ(sent)
             return otherwise
         with torch._C._DisableTorchDispatch():
             if all(torch.equal(one, sent[0]) for one in sent[1:]):
                 return otherwise
-            (first, start), (second, other), *_ = values = [(r, one.to(torch.float64)) for r, one in seen.items()]
-            step = (other - start) / (second - first)
-            grows = step == step.round()
-            for r, one in values:
-                grows &= one == start + step * (r - first)
+            found, grows = _grown(rank, seen, otherwise.dtype)
             self.unclear = self.unclear or not bool(grows.all())
-            return torch.where(grows, (start + step * (rank - first)).to(otherwise.dtype), otherwise)
+            return torch.where(grows, found.to(otherwise.dtype), otherwise)
+
+
+def _grown(rank: int, seen: Mapping[int, torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a rank sends where numbers grow with the rank, and where they do, and stay within their dtype."""
+    whole = not dtype.is_floating_point
+    (first, start), (second, other), *_ = values = [
+        (r, one.to(torch.int64 if whole else torch.float64)) for r, one in seen.items()
+    ]
+    step = (other - start) // (second - first)
+    grows = torch.ones_like(start, dtype=torch.bool)
+    for r, one in values:
+        grows &= one == start + step * (r - first)
+    if whole:
+        limits, about = torch.iinfo(dtype), start.double() + step.double() * (rank - first)
+        grows &= (about >= limits.min) & (about <= limits.max)
+    return start + step * (rank - first), grows
 
 
 def differ(sent: Sequence[Any]) -> bool:
@@ -82,7 +97,9 @@ def differ(sent: Sequence[Any]) -> bool:
     if isinstance(first, dict):
         same = all(isinstance(one, dict) and one.keys() == first.keys() for one in sent)
         return not same or any(differ([one[key] for one in sent]) for key in first)
-    return isinstance(first, (int, float, str)) and any(one != first for one in sent[1:])
+    if any(type(one) is not type(first) for one in sent[1:]):
+        return True
+    return isinstance(first, (int, float, str, bytes)) and any(one != first for one in sent[1:])
 
 
 def _same_size(sent: Sequence[Any], like: Any) -> bool:

@@ -115,10 +115,11 @@ def _go_on(pid: int, status: int, calls: PathCalls) -> None:
     """Let a stopped program go on."""
     event, number = status >> 16, os.WSTOPSIG(status)
     if event == _AT_FILTER:
-        stopped = _Stopped(pid)
-        with suppress(OSError, ValueError):  # the program has ended, or gave no text: the system answers it
-            calls.handle(stopped)
-        stopped.write()
+        with suppress(ProcessLookupError):  # it was killed meanwhile
+            stopped = _Stopped(pid)
+            with suppress(OSError, ValueError, OverflowError):  # it has ended, or gave no text: the system answers it
+                calls.handle(stopped)
+            stopped.write()
         _ptrace(_CONTINUE, pid, 0, 0)
     elif event == _AT_STOP and number in (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
         _ptrace(_LISTEN, pid, 0, 0)

@@ -74,8 +74,8 @@ class _Programs:
         name = words[0] if executable is None else os.fsdecode(executable)
         variables = os.environ if kwargs.get("env") is None else kwargs["env"]
         found = self._found(name, variables, kwargs.get("cwd"))
-        if found is None:
-            return None
+        if found is None or not self._can_run(found):
+            return None  # the system says what is wrong
         if _is_this_python(found, words, variables) and not any(map(self._is_written, words[1:])):
             return None
         return self._command(found if os.sep in name else name, words)
@@ -83,6 +83,14 @@ class _Programs:
     def _is_written(self, word: str) -> bool:
         """Whether a word is the path of a file that the script has written, such as one to run."""
         return os.path.isfile(word) and os.fspath(self._files.to_read(word)) != word
+
+    def _can_run(self, program: str) -> bool:
+        """Whether a file is a program or names its interpreter; the system refuses any other, and shells run it themselves."""
+        try:
+            with open(self._files.to_read(program), "rb") as file:
+                return file.read(4).startswith((b"\x7fELF", b"#!"))
+        except OSError:  # it may be run and not read
+            return True
 
     def _found(self, name: str, variables: Mapping[str, str], folder: Any) -> str | None:
         if os.sep in name and folder is not None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 _AT_FDCWD = -100
-_AT_REMOVEDIR, _AT_SYMLINK_NOFOLLOW, _RENAME_NOREPLACE, _RENAME_EXCHANGE = 0x200, 0x100, 1, 2
+_AT_REMOVEDIR, _AT_SYMLINK_NOFOLLOW, _RENAME_NOREPLACE = 0x200, 0x100, 1
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: Folders of programs and libraries, of which nothing is looked for in an overlay that has no such folder.
 _OF_PROGRAMS = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt")

@@ -19,6 +19,7 @@ from triosim.folding.dry_run import PatternUse, TransferPattern
 from triosim.folding.link_folding import pattern_edges
 from triosim.folding.shared_links import SharedLinks
 from triosim.folding.uncontended import UncontendedCollectives
+from triosim.folding.unforeseen import UnforeseenTransfers
 from triosim.networks.base import Network
 from triosim.networks.extensions import ContentionFree, ErrorEstimator, FigureReporter, FoldableNetwork, LinkCounter
 from triosim.networks.topology import NodeRef
@@ -28,7 +29,8 @@ from triosim.tasks import CollectiveKind, Communicator
 class ClassNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
     """A network on which simulated groups stand for their copies. ``patterns`` is what the ranks of the classes send.
 
-    What else they send is started in all copies, too. Raises ``AsymmetryError`` where copies may take different times.
+    What else they send is started in all copies, too. Raises ``AsymmetryError`` where copies may take different times, or
+    where it runs beside collectives that are not simulated on this network.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ClassNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
         network = new_network()
         super().__init__(network.env, network.topology)
         self._network, self._classes = network, classes
+        self._patterns, self._unforeseen = frozenset(patterns), UnforeseenTransfers()
         self._alike: list[list[str]] = []  # links that carry the same
         self._one_for_all = isinstance(network, ContentionFree)
         idle = network
@@ -54,7 +57,9 @@ class ClassNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
         """Send bytes between two ranks, and between those that do the same."""
         assert isinstance(source, int)
         assert isinstance(destination, int)
-        return self._started((source, destination), lambda pair: self._network.transfer(pair[0], pair[1], nbytes))
+        event = self._started((source, destination), lambda pair: self._network.transfer(pair[0], pair[1], nbytes))
+        foreseen = TransferPattern(None, (source, destination)) in self._patterns
+        return self._unforeseen.begins(event, (source, destination), nbytes, foreseen=foreseen, apart=False)
 
     def collective(
         self,
@@ -75,8 +80,10 @@ class ClassNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
             return network.collective(kind, members, nbytes, root=of, shares=shares)
 
         if pattern in self._uncontended:
-            return self._uncontended.run(pattern, nbytes, lambda idle: start(ranks, idle))
-        return self._started(ranks, start)
+            event = self._uncontended.run(pattern, nbytes, lambda idle: start(ranks, idle))
+            return self._unforeseen.begins(event, ranks, nbytes, foreseen=True, apart=True)
+        event, foreseen = self._started(ranks, start), pattern in self._patterns
+        return self._unforeseen.begins(event, ranks, nbytes, foreseen=foreseen, apart=False)
 
     def _started(self, ranks: Group, start: Callable[[Group], simpy.Event]) -> simpy.Event:
         copies = (ranks,) if self._one_for_all else self._classes.copies(ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import simpy
 
+from triosim.errors import AsymmetryError
 from triosim.folding.dry_run import TransferPattern
 from triosim.live.network.world_network import WorldNetwork, world_network
 from triosim.networks import PacketNetwork, Topology
@@ -72,3 +73,11 @@ def test_where_ranks_do_different_things_all_links_are_simulated() -> None:
     assert isinstance(world_network(lambda: new_network(line), WORLD, {GATHER: [1e8]}), PacketNetwork)
     from_one = TransferPattern("broadcast", RANKS, 0)
     assert isinstance(world_network(lambda: new_network(TOPOLOGIES[1]), WORLD, {from_one: [1e8]}), PacketNetwork)
+
+
+def test_what_only_some_ranks_do_beside_the_world_is_not_simulated_apart_from_it() -> None:
+    network = world_network(lambda: new_network(TOPOLOGIES[0]), WORLD, {GATHER: [1e8]})
+    network.collective("all_gather", RANKS, 1e8)
+    with pytest.raises(AsymmetryError, match="at the same time"):
+        network.collective("all_reduce", (0, 1, 2, 3), 1e8)
+    network.collective("all_reduce", (0, 1, 2, 3), 8.0)  # such as a flag: it takes its latency

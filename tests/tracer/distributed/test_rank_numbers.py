@@ -19,7 +19,6 @@ from triosim.tracer.distributed.rank_numbers import RankNumbers, differ  # noqa:
         (5, 5, 5),
         ({"rank": 0, "data": [0, 70]}, {"rank": 7, "data": [7, 77]}, {"rank": 3, "data": [3, 73]}),
         ({"host": "a", "rank": 0}, {"host": "b", "rank": 7}, {"host": "a", "rank": 3}),
-        ([True, 1.5], [False, 2.5], [True, 1.5]),
     ],
 )
 def test_what_grows_with_the_rank_is_worked_out(first: Any, last: Any, third: Any) -> None:
@@ -47,3 +46,36 @@ def test_what_is_equal_stays_the_same_object() -> None:
     assert RankNumbers().of_rank(1, {0: one, 7: [torch.arange(3), torch.ones(2)]}, one) is one
     assert not differ([one, [torch.arange(3), torch.ones(2)]])
     assert differ([one, [torch.arange(3), torch.zeros(2)]])
+
+
+@pytest.mark.parametrize(
+    ("sent", "rank", "expected", "unclear"),
+    [
+        ({0: 2**60 + 7, 1: 2**60 + 8}, 5, 2**60 + 12, False),  # seeds: more digits than a float has
+        ({0: 0, 1: 1}, 300, 0, True),  # beyond what a byte holds
+    ],
+)
+def test_whole_numbers_of_tensors_are_exact_or_unclear(
+    sent: dict[int, int], rank: int, expected: int, unclear: bool
+) -> None:
+    numbers, dtype = RankNumbers(), torch.uint8 if unclear else torch.int64
+    seen = {one: torch.tensor([value], dtype=dtype) for one, value in sent.items()}
+    assert numbers.of_rank(rank, seen, seen[0]).tolist() == [expected]
+    assert numbers.unclear is unclear
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {0: {"loss": 0.5}, 1: {"loss": 1.0}},
+        {0: [1], 1: [1, 2]},
+        {0: None, 1: 3},
+        {0: 3, 1: torch.tensor([1, 2])},
+        {0: True, 1: False},
+    ],
+)
+def test_what_differs_and_cannot_be_worked_out_is_said(sent: dict[int, Any]) -> None:
+    assert differ(list(sent.values()))
+    numbers = RankNumbers()
+    assert numbers.of_rank(5, sent, sent[0]) is sent[0]
+    assert numbers.unclear

@@ -15,6 +15,7 @@ from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import PatternUse, TransferPattern
 from triosim.folding.link_folding import find_link_classes
+from triosim.folding.unforeseen import UnforeseenTransfers
 from triosim.live.network.idle_network import IdleNetwork
 from triosim.networks.base import Network
 from triosim.networks.extensions import ErrorEstimator, FigureReporter, FoldableNetwork, LinkCounter
@@ -46,7 +47,7 @@ def world_network(
 class WorldNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
     """A network that simulates one link of each of the ``classes`` for collectives in which all ranks of a world do the same.
 
-    Anything else takes the time of an idle network.
+    Anything else takes the time of an idle network. Raises ``AsymmetryError`` where that runs beside other transfers.
     """
 
     def __init__(self, network: Network, classes: LinkClasses, world: int, new_network: Callable[[], Network]) -> None:
@@ -54,6 +55,7 @@ class WorldNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
         self._network, self._classes, self._world = network, classes, world
         self._symmetric: dict[tuple[TransferPattern, float], bool] = {}
         self._idle = IdleNetwork(network.env, new_network)
+        self._unforeseen = UnforeseenTransfers()
 
     def is_symmetric(self, pattern: TransferPattern, nbytes: float) -> bool:
         """Whether all ranks of the world do the same in a collective."""
@@ -77,7 +79,8 @@ class WorldNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
     def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
         """Send bytes between two ranks."""
         pattern = TransferPattern(None, (int(source), int(destination)))
-        return self._idle.run(pattern, nbytes, lambda idle: idle.transfer(source, destination, nbytes))
+        event = self._idle.run(pattern, nbytes, lambda idle: idle.transfer(source, destination, nbytes))
+        return self._unforeseen.begins(event, pattern.ranks, nbytes, foreseen=False, apart=True)
 
     def collective(
         self,
@@ -92,12 +95,14 @@ class WorldNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
         ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
         pattern = TransferPattern(kind, ranks, root, shares is not None)
         if self.is_symmetric(pattern, nbytes):
-            return self._network.collective(kind, group, nbytes, root=root)
+            event = self._network.collective(kind, group, nbytes, root=root)
+            return self._unforeseen.begins(event, ranks, nbytes, foreseen=True, apart=False)
 
         def start(idle: Network) -> simpy.Event:
             return idle.collective(kind, ranks, nbytes, root=root, shares=shares)
 
-        return self._idle.run(pattern, nbytes, start)
+        event = self._idle.run(pattern, nbytes, start)
+        return self._unforeseen.begins(event, ranks, nbytes, foreseen=False, apart=True)
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that went over each link, by the simulated one of its class."""

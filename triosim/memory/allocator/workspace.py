@@ -30,7 +30,6 @@ def workspace_bytes(gpu: Gpu) -> int:
 
 
 @cache
-@cache
 def multiplies(name: str) -> bool:
     """Whether an operator of this name is a product of cuBLAS's."""
     return _PRODUCT.fullmatch(name.partition(".")[0]) is not None

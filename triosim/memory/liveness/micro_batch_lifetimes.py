@@ -140,9 +140,12 @@ class _Storages:
 
     def __init__(self, of: ProgramStorages) -> None:
         self._facts: tuple[Mapping[int, object], ...] = of.persistent, of.parameters, of.kept_until, of.module_inputs
+        self._gathered_ahead = of.gathered_ahead
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Storages) and (self is other or self._facts == other._facts)
+        return isinstance(other, _Storages) and (
+            self is other or (self._gathered_ahead, self._facts) == (other._gathered_ahead, other._facts)
+        )
 
     def __hash__(self) -> int:
         return hash(tuple(map(len, self._facts)))
