@@ -139,10 +139,8 @@ def _sum_of_batches(streams: TaskStreams) -> int:
 
 
 def _notes(streams: TaskStreams) -> Iterator[str]:
-    if streams.complete:
-        return
     captured, others = sorted(streams.traces), streams.world - len(streams.traces)
-    if others:
+    if others and not streams.complete:
         each = f"the other {others} ranks are" if others > 1 else "the other rank is"
         if len(captured) == 1:
             yield f"rank {captured[0]} was captured; {each} assumed to run the same operators"

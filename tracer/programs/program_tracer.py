@@ -42,18 +42,19 @@ def is_able() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64" and struct.calcsize("P") == 8
 
 
+_UNWATCHED = (
+    "triosim: note: this system lets no program be watched (ptrace): it may write below --files and the temporary folder "
+    "(TMPDIR) alone"
+)
+
+
 def main(folders: str, temporary: str, executable: str, arguments: list[str]) -> None:
     """Become a program, with what watches it beside. ``folders`` are the overlay's, ``temporary`` one for listings."""
     overlay, *shared = folders.split(os.pathsep)
     if is_able() and _is_watched(overlay, tuple(shared), temporary):
         _stop_at_calls(CALLS)
     else:
-        print(
-            "triosim: note: this system lets no program be watched (ptrace): it may write below",
-            end=" ",
-            file=sys.stderr,
-        )
-        print("--files and the temporary folder (TMPDIR) alone", file=sys.stderr, flush=True)
+        print(_UNWATCHED, file=sys.stderr, flush=True)
     os.execvp(executable, arguments)
 
 
