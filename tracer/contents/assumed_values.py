@@ -20,8 +20,6 @@ from triosim.tracer.contents.storage_contents import note, noted
 
 Value = float | int | bool
 _NAME = "_triosim_value"
-#: Contents that are assumed of each element (``assumed_contents``).
-BY_ELEMENT = "_triosim_assumed"
 _TRUTH = "_triosim_truth"
 #: How often in a row a loop finds it true, unknown, that any element is, and that a comparison holds.
 _ANY_IN_A_ROW, _COMPARED_IN_A_ROW = 4, 100
@@ -39,7 +37,7 @@ def _found(tensor: torch.Tensor) -> tuple[Value, bool]:
     if contents is not None:
         with torch._C._DisableTorchDispatch():
             return contents.item(), True
-    by_element = noted(tensor, BY_ELEMENT) if tensor.numel() == 1 else None
+    by_element = storage_contents.assumed(tensor) if tensor.numel() == 1 and storage_contents.is_fake(tensor) else None
     if by_element is not None:
         with torch._C._DisableTorchDispatch():
             return by_element.item(), False

@@ -16,6 +16,8 @@ MOST_ELEMENTS = 2**16
 #: The attribute of a storage of which something is known.
 CONTENTS = "_triosim_contents"
 _WRITES = "_triosim_writes"
+#: The attribute of a storage with a real one, of what each element is assumed to be where it is not known.
+_ASSUMED = "_triosim_assumed"
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ def of(tensor: torch.Tensor) -> torch.Tensor | None:
     if not is_fake(tensor):
         return tensor if tensor.device.type == "cpu" else None
     found = _contents(tensor)
-    return _real(tensor, found) if found is not None and _is_known(tensor, found) else None
+    return _real(tensor, found.real) if found is not None and _is_known(tensor, found) else None
 
 
 def is_known(tensor: torch.Tensor) -> bool:
@@ -58,17 +60,17 @@ def known_part(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]
     if found is None:
         return None
     if found.known is None:
-        return _real(tensor, found), None
+        return _real(tensor, found.real), None
     with torch._C._DisableTorchDispatch():
         mask = _mask(tensor, found).all(-1)
-        return None if not mask.any() else (_real(tensor, found), None if mask.all() else mask)
+        return None if not mask.any() else (_real(tensor, found.real), None if mask.all() else mask)
 
 
 def real_or_zeros(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's real contents as far as they are known; zeros, without memory of their own, where nothing is."""
     found = _contents(tensor) if is_fake(tensor) else None
     if found is not None:
-        return _real(tensor, found)
+        return _real(tensor, found.real)
     if tensor.device.type == "cpu" and not is_fake(tensor):
         return tensor
     with torch._C._DisableTorchDispatch():
@@ -89,6 +91,7 @@ def write(tensor: torch.Tensor, contents: torch.Tensor | None, mask: torch.Tenso
             tensor.copy_(contents)
             return
         was_written(tensor)
+        drop_assumed(tensor)
         set_contents(tensor, contents, None if mask is None else mask.reshape(tensor.size()))
 
 
@@ -96,6 +99,7 @@ def forget(tensor: torch.Tensor) -> None:
     """Make a tensor's contents, and what is noted of its storage, unknown; other parts of its contents stay known."""
     if is_fake(tensor):
         was_written(tensor)
+        drop_assumed(tensor)
         drop_contents(tensor)
 
 
@@ -112,7 +116,7 @@ def drop_contents(tensor: torch.Tensor) -> None:
     storage = tensor.untyped_storage()
     if not hasattr(storage, CONTENTS):
         return
-    if _contents(tensor) is None or _is_whole(tensor) or storage.nbytes() > MOST_ELEMENTS * tensor.element_size():
+    if _contents(tensor) is None or is_whole(tensor) or storage.nbytes() > MOST_ELEMENTS * tensor.element_size():
         drop_storage(storage)
     else:
         with torch._C._DisableTorchDispatch():
@@ -138,14 +142,14 @@ def make_room(tensor: torch.Tensor) -> bool:
     nbytes = storage.nbytes()
     if nbytes > MOST_ELEMENTS * tensor.element_size():
         return False
-    setattr(storage, CONTENTS, _Contents(_bytes(nbytes), None if _is_whole(tensor) else _bytes(nbytes)))
+    setattr(storage, CONTENTS, _Contents(_bytes(nbytes), None if is_whole(tensor) else _bytes(nbytes)))
     return True
 
 
 def set_mask(tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
     """Say which elements of a tensor that has contents are known now: all without a mask."""
     found = _contents(tensor)
-    if mask is None and (found.known is None or _is_whole(tensor)):
+    if mask is None and (found.known is None or is_whole(tensor)):
         found.known = None
         return
     with torch._C._DisableTorchDispatch():
@@ -157,6 +161,45 @@ def set_mask(tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
             found.known = None
         elif not known.any():
             drop_storage(tensor.untyped_storage())
+
+
+def assumed(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return what each element of a fake tensor is assumed to be, in the same memory for all its views; None if nothing is.
+
+    Known elements are what they are known to be, not this.
+    """
+    storage = tensor.untyped_storage()
+    found = getattr(storage, _ASSUMED, None)
+    return _real(tensor, found) if found is not None and found.nbytes() == storage.nbytes() else None
+
+
+def assume_elements(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the same, where the other elements of its storage are assumed to be 1 so far; None if it is too large."""
+    found = assumed(tensor)
+    nbytes = tensor.untyped_storage().nbytes()
+    if found is not None or nbytes > MOST_ELEMENTS * tensor.element_size() or nbytes % tensor.element_size():
+        return found
+    with torch._C._DisableTorchDispatch():
+        ones = torch.ones(nbytes // tensor.element_size(), dtype=tensor.dtype)
+    setattr(tensor.untyped_storage(), _ASSUMED, ones.untyped_storage())
+    return assumed(tensor)
+
+
+def drop_assumed(tensor: torch.Tensor) -> None:
+    """Assume nothing of the elements of a fake tensor any more; other parts of its storage stay as they are."""
+    found = assumed(tensor)
+    if found is None:
+        return
+    if is_whole(tensor):
+        delattr(tensor.untyped_storage(), _ASSUMED)
+    else:
+        with torch._C._DisableTorchDispatch():
+            found.fill_(1)
+
+
+def has_contents(tensor: torch.Tensor) -> bool:
+    """Whether something is known of a fake tensor's storage."""
+    return hasattr(tensor.untyped_storage(), CONTENTS)
 
 
 def note(tensor: torch.Tensor, name: str, value: object) -> None:
@@ -198,7 +241,7 @@ def _is_known(tensor: torch.Tensor, found: _Contents) -> bool:
         return bool(_mask(tensor, found).all())
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
+def is_whole(tensor: torch.Tensor) -> bool:
     """Whether a tensor is all of its storage."""
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() and tensor.is_contiguous()
 
@@ -208,11 +251,11 @@ def _bytes(count: int, value: int = 0) -> Any:
         return torch.full((count,), value, dtype=torch.bool).untyped_storage()
 
 
-def _real(tensor: torch.Tensor, found: _Contents) -> torch.Tensor:
-    """Return the real tensor that corresponds to a fake one."""
+def _real(tensor: torch.Tensor, storage: Any) -> torch.Tensor:
+    """Return the real tensor, in a real storage, that corresponds to a fake one."""
     with torch._C._DisableTorchDispatch():
         real = torch.empty((0,), dtype=tensor.dtype)
-        real.set_(found.real, tensor.storage_offset(), tensor.size(), tensor.stride())
+        real.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
         if tensor.is_conj():
             real = torch._conj(real)
         return torch._neg_view(real) if tensor.is_neg() else real

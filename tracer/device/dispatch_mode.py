@@ -290,9 +290,9 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         changed = list(info.changed_of(args, kwargs)) if info.changed else []
         if changed and isinstance(result, torch.Tensor) and isinstance(args[0], torch.Tensor) and not is_fake(args[0]):
             result = args[0]  # a real tensor that was to be changed in place
+        if self._assumed.may_follow(info.bare, changed):
+            self._assumed.follow(info.bare, function, given, args, kwargs, result, changed)
         assumed_values.learn(info.bare, args, result, changed)
-        if self._assumed.may_follow(info.bare):
-            self._assumed.follow(info.bare, function, given, args, kwargs, result)
         if found is NotImplemented:
             self.contents.follow(info, given, args, kwargs, result, changed)
         self._record(info, given, args, kwargs, result, changed)
@@ -328,10 +328,10 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Learn from a call, and record it, whose result was ``made`` by its recipe, or for it."""
         result, changed = made.result, [given[position] for position in call.changed]
+        if self._assumed.may_follow(info.bare, changed):
+            self._assumed.follow(info.bare, info.function, given, args, kwargs, result, changed)
         if changed or assumed_values.may_learn(info.bare, given):
             assumed_values.learn(info.bare, args, result, changed)
-        if self._assumed.may_follow(info.bare):
-            self._assumed.follow(info.bare, info.function, given, args, kwargs, result)
         if self.contents.may_follow(info, given, storages):
             self.contents.follow(info, given, args, kwargs, result, changed)
         if self._muted:

@@ -62,7 +62,7 @@ def _contents(tensor: torch.Tensor, recorder: Recorder) -> torch.Tensor:
         if on_device(tensor):
             recorder.value_read(known=True)
         return part[0]
-    assumed = storage_contents.noted(tensor, assumed_values.BY_ELEMENT)
+    assumed = storage_contents.assumed(tensor)
     value = assumed_values.value(tensor) if assumed is None or tensor.numel() == 1 else "what follows from all 1"
     recorder.value_read(
         f"all {value}" if part is None and assumed is None and tensor.dim() else value,

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from triosim.trace import CommunicationKind
-from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.contents import assumed_contents, assumed_values, storage_contents
 from triosim.tracer.contents.known_contents import flat
 from triosim.tracer.distributed.rank_exchange import RankExchange
 
@@ -65,23 +65,26 @@ def follow(asked: Exchange, given: Any, results: Any, group: ProcessGroup, ranks
     sent, got = list(flat(given)), list(flat(results))
     found = masks = None
     small = all(one.numel() <= storage_contents.MOST_ELEMENTS for one in (*sent, *got))
+    assumed = _assumed(asked, sent, dist.get_process_group_ranks(group), ranks) if small else None
     if asked.kind in _OF_ALL and (small or asked.kind == "all_to_all"):  # whose sizes differ by rank
         members = dist.get_process_group_ranks(group)
         every = _contributions(asked, _contribution(asked, sent, len(members)) if small else None, members, ranks)
-        values, known = zip(*[(None, None) if one is None else (one.values, one.masks) for one in every], strict=True)
+        held, known = zip(*[(None, None) if one is None else (one.values, one.masks) for one in every], strict=True)
         position = members.index(ranks.rank)
         with torch._C._DisableTorchDispatch():
-            found = _received(asked, values, position)
+            found = _received(asked, held, position)
             masks = _received(replace(asked, reduction="min"), known, position)  # known if it is on every rank
     if found is None or masks is None or sum(one.numel() for one in found) != sum(one.numel() for one in got):
         if asked.kind != "send":
-            assumed = {assumed_values.value(one) for one in sent}
+            values = {assumed_values.value(one) for one in sent}
             for one in got:
                 storage_contents.forget(one)
-                if len(assumed) == 1:
-                    assumed_values.assume(one, next(iter(assumed)) * (group.size() if asked.reduction == "sum" else 1))
-        return
-    _write(found, masks, got)
+                if len(values) == 1:
+                    assumed_values.assume(one, next(iter(values)) * (group.size() if asked.reduction == "sum" else 1))
+    else:
+        _write(found, masks, got)
+    if assumed is not None:
+        _assume(assumed, got)
 
 
 Parts = Sequence[torch.Tensor]
@@ -165,6 +168,30 @@ def _received(asked: Exchange, every: Sequence[Parts | None], position: int) -> 
     if len({tuple([part.shape for part in one]) for one in different}) > 1:
         return None  # a mistake of the script, which the simulation finds
     return [combine(same, list(counts.values())) for same in zip(*different, strict=True)]
+
+
+def _assumed(
+    asked: Exchange, sent: Sequence[torch.Tensor], members: Sequence[int], ranks: RankExchange
+) -> Parts | None:
+    """Return what this rank gets where all send what is assumed of its own elements; None where nothing is."""
+    if not any(map(assumed_contents.is_assumed, sent)):
+        return None
+    held = [found for one in sent if (found := assumed_contents.contents(one)) is not None]
+    with torch._C._DisableTorchDispatch():
+        parts = _in_parts(asked, held, len(members)) if len(held) == len(sent) else None
+        return None if parts is None else _received(asked, [parts] * len(members), members.index(ranks.rank))
+
+
+def _assume(found: Parts, results: Sequence[torch.Tensor]) -> None:
+    """Assume contents one after another of tensors of as many elements."""
+    with torch._C._DisableTorchDispatch():
+        row = torch.cat([one.reshape(-1) for one in found])
+        if row.numel() != sum(one.numel() for one in results):
+            return
+        for one, part in zip(results, row.split([one.numel() for one in results]), strict=True):
+            held = storage_contents.assume_elements(one) if storage_contents.is_fake(one) else None
+            if held is not None:
+                held.copy_(part.reshape(one.size()))
 
 
 def _to_json(tensor: torch.Tensor) -> Any:

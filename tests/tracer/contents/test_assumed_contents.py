@@ -27,6 +27,29 @@ def accumulated(right: Any) -> Any:
     return total.item() / SAMPLES
 
 
+def of_an_element(right: Any) -> Any:
+    """As scripts count that reduce both numbers at once."""
+    counts = torch.zeros(2, device="cuda")
+    for part in (right[: SAMPLES // 2], right[SAMPLES // 2 :]):
+        counts[0] += part.sum()
+        counts[1] += len(part)
+    assert counts.tolist()[1] == SAMPLES
+    return (counts[0] / counts[1]).item()
+
+
+def of_an_element_on_the_host(right: Any) -> Any:
+    counts = torch.zeros(2)
+    counts[0] += right.sum().cpu()
+    counts[1:] += len(right)
+    return float(counts[0] / counts[1])
+
+
+def by_index(right: Any) -> Any:
+    counts = torch.zeros(3, device="cuda")
+    counts.index_add_(0, torch.tensor([1], device="cuda"), right.sum().float().view(1))
+    return counts.cpu().numpy()[1] / SAMPLES
+
+
 ACCURACIES: list[Callable[[Any], float]] = [
     lambda right: right.sum().item() / SAMPLES,
     lambda right: right.float().mean().item(),
@@ -38,6 +61,9 @@ ACCURACIES: list[Callable[[Any], float]] = [
     lambda right: float(f"{right.float().mean():.5f}"),
     lambda right: 1 - (~right).sum().item() / SAMPLES,
     accumulated,
+    of_an_element,
+    of_an_element_on_the_host,
+    by_index,
 ]
 
 
@@ -70,3 +96,17 @@ def test_adding_what_is_assumed_adds_it_once(predictions: Any) -> None:
     for count in range(1, 3):
         total += right
         assert total.item() == count * SAMPLES
+
+
+def test_what_is_written_over_an_element_is_no_longer_assumed(predictions: Any) -> None:
+    counts = torch.zeros(3, device="cuda")
+    middle = counts[1]
+    counts[:2] += (predictions == torch.ones(SAMPLES, dtype=torch.int64, device="cuda")).sum()
+    assert (counts.tolist(), middle.item()) == ([SAMPLES, SAMPLES, 0], SAMPLES)
+    middle.zero_()
+    counts[2] = 5
+    assert counts.tolist() == [SAMPLES, 0, 5]
+    counts[0] = torch.randn(4, device="cuda").exp().max()
+    assert counts.tolist() == [1, 0, 5]
+    counts *= 2
+    assert counts.tolist() == [2, 0, 10]

@@ -123,7 +123,7 @@ def test_an_unknown_number_written_into_a_view_makes_that_element_unknown_alone(
     counts[1] += 64
     assert counts[1].item() == 64
     assert counts[1:].tolist() == [64, 0]
-    with pytest.warns(CaptureWarning, match="assumed to be 1.0"):
+    with pytest.warns(CaptureWarning, match="assumed to be what follows from all 1"):
         assert counts.tolist() == [1, 64, 0]
     counts[0] = 5
     assert counts.tolist() == [5, 64, 0]
