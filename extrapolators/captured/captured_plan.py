@@ -6,6 +6,7 @@ the same commands, each in groups of its own. Computations and collectives that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -84,7 +85,8 @@ class CapturedPlan:
             sent = self._sent.get((group, self._positions[captured, index]))
             if sent is not None and self.streams.complete:  # the collective that a graph has
                 shares = tuple(chain.from_iterable(sent))
-                return replace(collective_task(group, command), shares=shares)
+                nbytes = math.fsum(shares) / len(group.ranks)  # of all ranks, which send unequal parts
+                return replace(collective_task(group, command), nbytes=nbytes, shares=shares)
             if sent is not None:
                 tag = -1 - self._tags[group.name]  # no captured send has such a tag
                 return uneven_exchange(rank, group, command, sent, tag)

@@ -181,3 +181,12 @@ def test_ranks_on_the_cpu_are_no_task_streams(tmp_path: Path) -> None:
         write(tmp_path, rank, [call])
     with pytest.raises(TriosimError, match=r"rank0\.json and rank1\.json are of several ranks without work of a GPU"):
         read(tmp_path)
+
+
+def test_all_to_alls_of_unequal_parts_read_back(tmp_path: Path) -> None:
+    """Tokens go to experts by chance, so that each rank sends other parts, and another sum."""
+    options = {"parallel": "dp=4,ep=4", "layers": 1, "gpu": "H100", "seq": 64, "batch_size": 2}
+    ran = triosim.simulate("mixtral-8x7b", topology=SWITCH.format(100), timeline=True, **options)
+    ran.save_kineto(tmp_path / "profiles")
+    again = triosim.simulate(str(tmp_path / "profiles"), topology=SWITCH.format(100))
+    assert again.step_time_s == pytest.approx(ran.step_time_s, rel=0.02)

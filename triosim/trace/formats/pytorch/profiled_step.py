@@ -29,7 +29,9 @@ CATEGORY_PREFIX = "role: "
 
 MICROSECONDS = 1e6
 
-_OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
+#: An optimizer's annotation of its step begins so.
+OPTIMIZER_STEP = "Optimizer.step#"
+_OPTIMIZER = (OPTIMIZER_STEP, "Optimizer.zero_grad#")
 _DATA = {"aten::to", "aten::_to_copy", "aten::copy_", "aten::randn", "aten::rand", "aten::randint", "aten::normal"}
 _DETACH = {"aten::detach", "detach"}
 _NCCL = "nccl"

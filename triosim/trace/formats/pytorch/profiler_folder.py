@@ -15,7 +15,14 @@ from typing import TypeVar
 from triosim.errors import TraceError
 from triosim.input_files.reading import head
 from triosim.trace.formats import tensor_categories
-from triosim.trace.formats.pytorch import execution_trace, kineto, memory_events, profiler_only, rank_profiles
+from triosim.trace.formats.pytorch import (
+    execution_trace,
+    kineto,
+    memory_events,
+    profiler_only,
+    rank_profiles,
+    ranks_batch,
+)
 from triosim.trace.formats.pytorch.execution_trace import ExecutionTraceNode
 from triosim.trace.formats.pytorch.kineto import Profile
 from triosim.trace.formats.pytorch.light_profiles import with_light_times
@@ -108,6 +115,8 @@ def _trace(
     batch = tensor_categories.batch_size(found, step.hints)
     if not batch:
         raise TraceError("no operator reads an input, so the batch size is unknown", where=str(graph_path))
+    if batch_size is None:
+        batch *= ranks_batch.passes([ranks_batch.forward_runs(step)])
     operators = tensor_categories.build(found, tensor_categories.assign(found, step.hints))
     rows = {one: row for row, one in enumerate(found)}
     spans = join(full, nodes, str(path))

@@ -23,12 +23,11 @@ from triosim.errors import TraceError
 from triosim.trace.autograd import ACCUMULATE_GRAD, ENGINE_PREFIX
 from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, DTYPES, USER_SCOPE, ExecutionTraceNode
 from triosim.trace.formats.pytorch.kineto import Profile, Span
-from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, last_step
+from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, OPTIMIZER_STEP, last_step
 from triosim.trace.formats.unclassified import RawTensor
 from triosim.trace.trace import Category
 
 _ACCUMULATE = f"{ENGINE_PREFIX}{ACCUMULATE_GRAD}"
-_OPTIMIZER = "Optimizer.step#"
 #: The two matrices among a product's arguments.
 _FACTORS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
 #: The argument that the samples come in by, where it is not the first.
@@ -126,7 +125,7 @@ class _InferredTensors:
     def _optimizes(self, node: ExecutionTraceNode) -> bool:
         while node.parent >= 0:
             node = self._nodes[node.parent]
-            if node.name.startswith(_OPTIMIZER):
+            if node.name.startswith(OPTIMIZER_STEP):
                 return True
         return False
 

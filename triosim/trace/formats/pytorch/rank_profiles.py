@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from triosim.errors import TraceError
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
 from triosim.trace.formats.pytorch.nccl_kernels import Transfer, transfer_of
 from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, last_step
+from triosim.trace.formats.pytorch.ranks_batch import RankBatch, rank_batch, samples
 from triosim.trace.group_families import GroupFamilies
 from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Mark, Operator, Trace
@@ -50,10 +51,16 @@ def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
             raise TraceError(what, where=str(path), fix="keep the profiles of one run a directory")
         by_rank[rank], world = profile, size
     families = GroupFamilies(world)
-    traces = {rank: _RankReader(rank, by_rank[rank], families, source).trace() for rank in sorted(by_rank)}
-    known = sorted(traces)
+    known = sorted(by_rank)
+    readers = {rank: _RankReader(rank, by_rank[rank], families, source) for rank in known}
+    traces = {rank: reader.trace() for rank, reader in readers.items()}
     like = tuple(known[max(0, bisect.bisect_right(known, rank) - 1)] for rank in range(world))
-    return TaskStreams(traces, like, families.groups, source=str(source), complete=len(known) == world)
+    found = samples({rank: reader.batch() for rank, reader in readers.items()}, like)
+    traces = {rank: replace(trace, batch_size=found.by_rank.get(rank, 1)) for rank, trace in traces.items()}
+    complete = len(known) == world
+    return TaskStreams(
+        traces, like, families.groups, source=str(source), global_batch_size=found.total, complete=complete
+    )
 
 
 @dataclass(slots=True)
@@ -104,6 +111,12 @@ class _RankReader:
         return Trace(
             tuple(self._operators), 1, model, gpu, software=software, source=str(self._source), marks=tuple(marks)
         )
+
+    def batch(self) -> RankBatch:
+        """Return the samples of the rank, and who works on them too."""
+        carried = ((work, self._transfers.get(id(work))) for work in self._work)
+        parts = [(_issued(work), part) for work, transfer in carried if transfer for part in transfer.parts]
+        return rank_batch(self._profile, parts, f"{self._source}: rank {self._rank}")
 
     def _on_host(self, wait: Span) -> int:
         """Take a call that waits; return 1 where it lets a stream wait."""

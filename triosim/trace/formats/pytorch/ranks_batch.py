@@ -1,0 +1,158 @@
+"""The samples of a step of several ranks, as far as their profiles tell.
+
+A rank's samples are the first dimension of its input, as of a profile of one GPU, once for each backward pass: every operator
+that is differentiated ran as often, or a multiple of that. Ranks share samples where they exchange messages (a pipeline), in
+groups that are described as tensor, pipeline, context or sequence parallel, and in groups that are described as nothing of
+that kind where the forward pass reduces more than a number for each sample.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from triosim.trace.autograd import ENGINE_PREFIX
+from triosim.trace.formats import tensor_categories
+from triosim.trace.formats.pytorch import profiler_only
+from triosim.trace.formats.pytorch.kineto import Profile
+from triosim.trace.formats.pytorch.nccl_kernels import Part
+from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
+
+#: Words in descriptions of process groups, as PyTorch's device meshes, Megatron-LM and triosim write them.
+_OF_DATA = frozenset(("dp", "ddp", "fsdp", "hsdp", "zero", "data", "replicate", "shard", "ep", "expert"))
+_OF_PARTS = frozenset(("tp", "tensor", "pp", "pipe", "pipeline", "cp", "context", "sp", "sequence", "mp", "model"))
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(slots=True)
+class RankBatch:
+    """The samples of one input of a rank, how often each operator that is differentiated ran, and who works on them too.
+
+    ``samples`` is 0 where they are not known. ``peers`` are ranks that messages go to or come from.
+    """
+
+    samples: int
+    runs: Mapping[str, int]
+    together: list[tuple[int, ...]] = field(default_factory=list)
+    peers: set[int] = field(default_factory=set)
+
+
+def rank_batch(profile: Profile, parts: Iterable[tuple[float, Part]], where: str) -> RankBatch:
+    """Return that of a rank. ``parts`` are what its kernels of NCCL carry, with the moments at which they were launched."""
+    samples, runs = 0, Counter[str]()
+    if any("Input Dims" in span.arguments for span in profile.calls):
+        step = ProfiledStep(profile, profiler_only.nodes(profile, where), where)
+        operators = step.operators()
+        samples = tensor_categories.batch_size(operators, step.hints) or 0
+        runs = forward_runs(step)
+    found = RankBatch(samples, runs)
+    forward = _ForwardPasses(profile)
+    descriptions = _descriptions(profile)
+    for launched, part in parts:
+        if part.peer is not None:
+            found.peers.add(part.peer)
+        elif part.members not in found.together:
+            reduces = part.kind in _REDUCTIONS and part.nbytes > 8 * samples and forward.has(launched)
+            if _share_samples(descriptions.get(part.group, ""), reduces=reduces):
+                found.together.append(part.members)
+    return found
+
+
+def forward_runs(step: ProfiledStep) -> Counter[str]:
+    """Return how often operators of each name ran that are differentiated, but not those that an optimizer asks for again."""
+    again = {step.by_call.get(call.node.number) for call in step.calls if _is_of_optimizer(call.annotations)}
+    differentiated = {one.forward for one in step.by_call.values() if one.forward is not None} - again
+    return Counter(one.name for one in differentiated if one is not None)
+
+
+def _is_of_optimizer(annotations: Iterable[str]) -> bool:
+    return any(name.startswith(OPTIMIZER_STEP) for name in annotations)
+
+
+def passes(runs: Iterable[Mapping[str, int]]) -> int:
+    """Return how many backward passes there were, of which every operator ran in each, on all the ranks of ``runs``."""
+    return max(1, math.gcd(*(count for one in runs for count in one.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples that each rank works on, alone or with others, by rank, and those of all; None where they are not known."""
+
+    by_rank: Mapping[int, int]
+    total: int | None
+
+
+def samples(ranks: Mapping[int, RankBatch], like: Sequence[int]) -> Samples:
+    """Return the samples of a step; ``like[rank]`` is the rank whose profile stands for a rank."""
+    by_rank: dict[int, int] = {}
+    shares: dict[int, Fraction] = {}
+    for members in _components(ranks):
+        known = [rank for rank in members if rank in ranks]
+        together = [ranks[rank] for rank in known]
+        first = together[0].samples * passes(one.runs for one in together)
+        by_rank.update((rank, first) for rank in known if first)
+        if first and all(one.peers <= ranks.keys() for one in together):
+            shares.update((rank, Fraction(first, len(members))) for rank in known)
+    if len(shares) < len(ranks):
+        return Samples(by_rank, None)
+    total = sum((shares[rank] for rank in like), Fraction(0))
+    return Samples(by_rank, int(total) if total.denominator == 1 else None)
+
+
+def _components(ranks: Mapping[int, RankBatch]) -> Iterator[list[int]]:
+    """Yield the ranks that share samples, those without a profile too, each set in order."""
+    linked: dict[int, set[int]] = {rank: {rank} for rank in ranks}
+    for rank, one in ranks.items():
+        for members in ([rank, *one.peers], *one.together):
+            for member in members:
+                linked.setdefault(member, {member}).add(rank)
+                linked[rank].add(member)
+    seen: set[int] = set()
+    for rank in sorted(ranks):
+        if rank in seen:
+            continue
+        found, left = {rank}, [rank]
+        while left:
+            new = linked[left.pop()] - found
+            found |= new
+            left.extend(new)
+        seen |= found
+        yield sorted(found)
+
+
+def _descriptions(profile: Profile) -> dict[str, str]:
+    """Return what process groups are for, by their names."""
+    rows = profile.distributed.get("pg_config")
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return {str(row.get("pg_name")): str(row.get("pg_desc", "")) for row in found}
+
+
+def _share_samples(description: str, *, reduces: bool) -> bool:
+    words = set(re.findall("[a-z]+", description.lower()))
+    if words & _OF_DATA:
+        return False
+    return bool(words & _OF_PARTS) or reduces
+
+
+class _ForwardPasses:
+    """The moments of a step that are neither in a call of autograd's nor after the last."""
+
+    def __init__(self, profile: Profile) -> None:
+        step = last_step(profile)
+        begin, end = (step.start, step.end) if step is not None else (float("-inf"), float("inf"))
+        calls = [one for one in profile.calls if one.name.startswith(ENGINE_PREFIX) and begin <= one.start <= end]
+        calls.sort(key=lambda one: one.start)
+        self._starts = [one.start for one in calls]
+        self._ends = [one.end for one in calls]
+
+    def has(self, moment: float) -> bool:
+        """Whether a moment is one of them."""
+        before = bisect.bisect_right(self._starts, moment)
+        if not self._starts:
+            return True
+        return before < len(self._starts) and (before == 0 or self._ends[before - 1] < moment)
