@@ -7,13 +7,15 @@ that libraries which open files by themselves, and programs that the script star
 from __future__ import annotations
 
 import errno
+import glob
 import io
 import os
+import pathlib
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from typing import Any
 
@@ -40,12 +42,23 @@ def install(patches: Patches, files: FileOverlay) -> None:
     patches.set_variable("TMPDIR", temporary)
     replaced = {id(original): function for original, function in _Functions(files).replaced()}
     patches.rebind(replaced, _closers(), spared=lambda module: module == FileOverlay.__module__)
+    patches.make(_attributes(replaced))
 
 
 def _closers() -> Iterator[Any]:
     """Yield functions of the standard library that have a function for files as the default of an argument."""
     closer: Any = getattr(tempfile, "_TemporaryFileCloser", None)
     yield from (one for one in vars(closer).values() if getattr(one, "__defaults__", None))
+
+
+def _attributes(replaced: Mapping[int, Function]) -> Iterator[Patch]:
+    """Yield patches of the classes that hold functions for files: ``pathlib`` of Python 3.10, ``glob`` from 3.13 on."""
+    classes = [one for module in (glob, pathlib) for one in vars(module).values() if isinstance(one, type)]
+    for owner in classes:
+        for name, value in vars(owner).items():
+            function = value.__func__ if isinstance(value, staticmethod) else value
+            if id(function) in replaced:
+                yield Patch(owner, name, staticmethod(replaced[id(function)]))
 
 
 class _Functions:
