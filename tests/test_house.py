@@ -37,7 +37,7 @@ FLOORS = (
     *("triosim.configuration_search", "triosim.live"),
     "triosim.monitor",
     *("triosim.capture", "triosim.tracer"),
-    *("triosim.reports", "triosim.comparison"),
+    *("triosim.reports", "triosim.comparison", "triosim.launch_files"),
     *("triosim.simulation", "triosim.pipeline", "triosim.results"),
     *("triosim.folding", "triosim.engine"),
     "triosim.memory",

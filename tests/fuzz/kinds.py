@@ -175,6 +175,10 @@ def _run_config(folder: Path) -> None:
     )
 
 
+def _launch_file(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (_config(folder), (folder / name).write_text(text))[0]
+
+
 def _space(folder: Path) -> None:
     _config(folder)
     (folder / "space.yaml").write_text("vary:\n  tp: [1, 2]\n  micro_batch_size: [1, 2]\nwithout_rules: [node]\n")
@@ -254,11 +258,30 @@ _NCCL_TESTS = """\
 _TIMES = "operator,phase,seconds\nmm,forward,0.001\nnative_layer_norm,,2e-5\n"
 _LISTED_TIMES = "- {operator: mm, time: 12 us}\n- {layer: transformer, seconds: 0.01}\n"
 
+_TITAN = """\
+# a job of torchtitan
+[model]
+name = "llama3"
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+[training]
+seq_len = 32
+local_batch_size = 2
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[compile]
+enable = true
+components = ["model", "loss"]
+"""
+
 _ON_TRACE = "simulate trace.json -p ddp -n 4 -o out.json"
 _ON_TOPOLOGY = ("topology topology.yaml", f"{_ON_TRACE} -t topology.yaml")
 _ON_MODEL = "simulate config.json --gpu H100 -p ddp -n 2 -o out.json"
 _ON_TABLE = ("calibrate evaluate table.csv --gpu A100", "calibrate compute table.csv --gpu A100 -o out.npz")
 _ON_GRAPHS = ("simulate graphs/step -o out.json", "simulate graphs/step --rules astra-sim -o out.json")
+_LIKE = "simulate config.json --gpu H100 -n 4 --like"
 _SEARCH = "search config.json --gpu H100 -q"
 
 KINDS: tuple[Kind, ...] = (
@@ -367,6 +390,12 @@ KINDS: tuple[Kind, ...] = (
         _run_config,
         {"run.yaml": _as_text},
         ("simulate --config run.yaml -o out.json", "memory --config run.yaml"),
+    ),
+    Kind(
+        "torchtitan",
+        _launch_file("job.toml", _TITAN),
+        {"job.toml": _as_text},
+        (f"{_LIKE} job.toml -o out.json", f"{_LIKE} job.toml --ignore-unknown -o out.json"),
     ),
     Kind(
         "space",

@@ -11,6 +11,7 @@ from typing import Any
 from triosim.cli import by_rules
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.cli.launching import exporting
 from triosim.cli.monitoring import monitored
 from triosim.cli.subject import ConfiguredRun, TracePath, WrittenReport, configured, named_reports, with_reports
 from triosim.config import Option
@@ -43,6 +44,8 @@ _REPORTS = {
 OPTIONS = (
     o.CONFIG,
     o.SAVE_CONFIG,
+    o.LIKE,
+    o.IGNORE_UNKNOWN,
     Option("output", metavar="FILE", panel=OUTPUT, short="-o", help="Write the whole result as JSON, by layer and rank too."),
     Option("csv", metavar="FILE", panel=OUTPUT, help="Write every figure as a row of a CSV file."),
     Option("parquet", metavar="FILE", panel=OUTPUT, help="The same rows as a Parquet file."),
@@ -60,6 +63,7 @@ OPTIONS = (
     o.WRITE,
     Option("chakra", metavar="FOLDER", panel=OUTPUT, help=
         "Write the step as Chakra graphs, with the files that ASTRA-sim reads beside them."),
+    *o.EXPORT,
     Option("by_layer", "flag", False, panel=OUTPUT, help="Show exposed communication by layer and axis."),
     Option("what_if", "flag", False, panel=OUTPUT, help=
         "Run again with the GPUs, and each kind of link, twice as fast; show what that saves."),
@@ -98,6 +102,10 @@ def command(trace: TracePath = None, **given: Any) -> None:
     The options of an earlier run, with another schedule:
     [cyan]triosim simulate --config result.json --schedule 1f1b[/]
 
+    The job that a launch file describes, and launch files of a run:
+    [cyan]triosim simulate llama3-70b --like job.toml --gpus 64[/]
+    [cyan]triosim simulate llama3-70b --seq 8192 -p fsdp=8,tp=8 --export launch --for torchtitan[/]
+
     A study of ASTRA-sim's, by its own rules:
     [cyan]triosim simulate graphs/ --rules astra-sim -t network.yml --system system.json --groups comm_group.json[/]
 
@@ -108,6 +116,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
         by_rules.simulate_by_rules(trace, given)
         return
     by_rules.refuse_without_rules(given)
+    exporting.check_export(given["export"], given["frameworks"])
     run = configured("simulate", trace, given, OPTIONS)
     named = [(report, given[option]) for option, report in _REPORTS.items() if given[option] is not None]
     run, written = with_reports(run, [*named, *named_reports(given["write"])], given["output"])
@@ -141,6 +150,8 @@ def _hand_out(result: Any, run: ConfiguredRun, written: Sequence[WrittenReport],
     if given["chakra"] is not None:
         graph_writing.write_step(run.subject, run.config, Path(given["chakra"]))
     run.save()
+    if given["export"] is not None:
+        exporting.export_run(run, result, given["export"], given["frameworks"])
     if given["format"] == "json":
         sys.stdout.write(result.to_json())
     elif not given["quiet"]:

@@ -18,6 +18,8 @@ from triosim.errors import OptionError
 from triosim.output_files import check_outputs
 
 reports = LaterModule("results.report")
+launch_reading = LaterModule("launch_files.reading")
+launch_jobs = LaterModule("launch_files.job")
 
 TracePath = Annotated[
     str | None,
@@ -36,7 +38,7 @@ _REDECLARED = ("gpu", "gpus", "topology")
 class ConfiguredRun:
     """The subject of a run and its options; ``given`` are those that differ from the defaults, as they were written.
 
-    ``source`` is the file of ``--config``, ``target`` that of ``--save-config``.
+    ``source`` is the file of ``--config``, ``like`` that of ``--like``, ``target`` that of ``--save-config``.
     """
 
     subject: str
@@ -44,12 +46,11 @@ class ConfiguredRun:
     given: Mapping[str, Any]
     source: str | None
     target: str | None
+    like: str | None = None
 
     def check_outputs(self, *paths: str | None, reading: Iterable[str] = ()) -> None:
         """Raise ``OutputError`` where an output cannot be written, or would replace a file that the run reads."""
-        read = [self.subject, *reading]
-        if self.source is not None:
-            read.append(self.source)
+        read = [self.subject, *reading, *(path for path in (self.source, self.like) if path is not None)]
         for name, value in self.given.items():
             read.extend(files_named(option_named(name), value))
         check_outputs(*paths, self.target, reading=read)
@@ -121,9 +122,24 @@ def configured(
     subject = trace if trace is not None else file.trace
     if subject is None:
         raise OptionError("Missing argument 'TRACE'", fix=f"see 'triosim {shown or command} --help'")
-    options = _of_command(command, file.options, path)
-    said = merged(options, chosen(own, given))
-    return ConfiguredRun(subject, RunConfig.of(**said), said, path, given["save_config"])
+    said = merged(_of_command(command, file.options, path), chosen(own, given))
+    like = given.get("like")
+    if like is not None:
+        said = merged(_of_launch_file(like, subject, said, ignore_unknown=bool(given["ignore_unknown"])), said)
+    elif given.get("ignore_unknown"):
+        raise OptionError("has no effect without --like", where="--ignore-unknown", fix="leave it out")
+    return ConfiguredRun(subject, RunConfig.of(**said), said, path, given["save_config"], like)
+
+
+def _of_launch_file(path: str, subject: str, said: Mapping[str, Any], *, ignore_unknown: bool) -> dict[str, Any]:
+    """Return the options of a launch file, without those that other options replace; list what is ignored of it."""
+    of_model = RunConfig.of(**{name: said[name] for name in ("layers", "seq", "trace_format") if name in said})
+    model = launch_jobs.ModelSizes.of(subject, of_model)
+    found = launch_reading.read_launch_file(path, model, ignore_unknown=ignore_unknown)
+    for one in found.ignored:
+        print(f"triosim: ignored: {one.where}: {one.what}", file=sys.stderr)
+    batch = {"micro_batches", "global_batch_size"} if said.keys() & {"batch_size", "global_batch_size"} else set[str]()
+    return {name: value for name, value in found.options.items() if name not in batch}
 
 
 def chosen(own: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""What is written for a framework and read back is the same job, for every option of a search's default space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.search_spaces import LLAMA, MIXTURE
+from triosim.config import RunConfig
+from triosim.configuration_search.spaces.declaration import Declaration, default_axes
+from triosim.configuration_search.spaces.layout import DATA_PARALLEL, SIZES
+from triosim.configuration_search.spaces.subject import subject_of
+from triosim.launch_files.job import Job, ModelSizes, job_of
+from triosim.launch_files.reading import read_launch_file
+from triosim.launch_files.writing import WRITERS, Exported, write_launch_files
+from triosim.simulation import simulate_config
+
+#: What a framework has no key for: an option and its values.
+CANNOT: dict[str, dict[str, set[Any]]] = {
+    "torchtitan": {"recompute": {"selective"}, DATA_PARALLEL: {"zero1"}, "sequence_parallel": {False}}
+}
+MAIN = {"torchtitan": "torchtitan.toml"}
+GPUS = 8
+
+
+def always(framework: str, sizes: dict[str, int], data: str) -> dict[str, Any]:
+    """Return the options that a framework's jobs of such sizes have, whatever their files say."""
+    tensor = {"sequence_parallel": True, "options": {"embedding_gradient": "whole"}} if sizes["tp"] > 1 else {}
+    sharded = {"gradient_dtype": "fp32"} if (data != "ddp" and sizes[data] > 1) or sizes["cp"] > 1 else {}
+    return {"stack": "compiled", "bucket_size": "100 MiB" if data == "ddp" else None, **tensor, **sharded}
+
+
+def points() -> list[tuple[str, Any, str]]:
+    """Return every option of the default spaces of a dense model and of one with experts, and of a long one, with a value."""
+    found: dict[tuple[str, Any], str] = {}
+    for model, seq in ((LLAMA, 128), (MIXTURE, 128), (LLAMA, 16384)):
+        config = RunConfig.of(topology="dgx-h100", global_batch_size=16, seq=seq)
+        for name, axis in default_axes(subject_of(model, config), config, Declaration()).items():
+            for value in axis.values:
+                found.setdefault((name, value), model)
+    return [(name, value, model) for (name, value), model in found.items()]
+
+
+def run_of(framework: str, name: str, value: Any) -> RunConfig:
+    """Return a run on eight GPUs with an option of a space as it is said, and otherwise as the framework runs it."""
+    sizes = {"tp": 1, "pp": 1, "cp": 1, "ep": 1} | ({name: value} if name in SIZES else {})
+    given: dict[str, Any] = {"seq": 128, "topology": "dgx-h100"}
+    if name == "virtual_stages":
+        sizes["pp"] = 2
+        given |= {"schedule": "interleaved", "virtual_stages": value} if value > 1 else {"schedule": "1f1b"}
+    elif name == "sequence_parallel":
+        sizes["tp"] = 2
+    data = value if name == DATA_PARALLEL else "fsdp"
+    sizes = {data: GPUS // (sizes["tp"] * sizes["pp"] * sizes["cp"]), **sizes}
+    given |= {"micro_batch_size": value if name == "micro_batch_size" else 1}
+    given |= {"micro_batches": 4 if sizes["pp"] > 1 else 1}
+    given |= always(framework, sizes, data)
+    if name in ("sequence_parallel", "recompute"):
+        given[name] = value
+    if sizes["cp"] > 1:
+        given["seq"] = 1024
+    parallel = ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1 or axis == data)
+    return RunConfig.of(parallel=parallel, gpus=GPUS, **given)
+
+
+def exported(framework: str, job: Job, config: RunConfig, folder: Path) -> list[str]:
+    return write_launch_files(str(folder), [framework], Exported(job, GPUS, config))
+
+
+def read_back(framework: str, model: str, folder: Path, config: RunConfig) -> RunConfig:
+    found = read_launch_file(str(folder / MAIN[framework]), ModelSizes.of(model, config))
+    assert not found.ignored
+    return RunConfig.of(**{**found.options, "gpus": GPUS, "topology": config.topology})
+
+
+@pytest.mark.parametrize("framework", WRITERS)
+@pytest.mark.parametrize(("name", "value", "model"), points(), ids=lambda one: str(one).partition("(")[0])
+def test_a_job_comes_back(framework: str, name: str, value: Any, model: str, tmp_path: Path) -> None:
+    """Or what does not is said, by the option's name."""
+    config = run_of(framework, name, value)
+    job = job_of(model, config, GPUS)
+    different = exported(framework, job, config, tmp_path)
+    back = job_of(model, read_back(framework, model, tmp_path, config), GPUS)
+    if value in CANNOT[framework].get(name, ()):
+        mine = [one for one in (value, name) if any(f" {one}:" in line for line in different)]
+        assert mine, different
+        assert back != job
+    else:
+        assert different == []
+        assert back == job
+
+
+@pytest.mark.parametrize("framework", WRITERS)
+@pytest.mark.parametrize(
+    ("name", "value"), [("tp", 4), ("pp", 4), ("virtual_stages", 2), ("cp", 2), ("recompute", "full")]
+)
+def test_its_step_takes_as_long(framework: str, name: str, value: Any, tmp_path: Path) -> None:
+    config = run_of(framework, name, value)
+    exported(framework, job_of(LLAMA, config, GPUS), config, tmp_path)
+    back = read_back(framework, LLAMA, tmp_path, config)
+    assert simulate_config(LLAMA, back).step_time_s == simulate_config(LLAMA, config).step_time_s

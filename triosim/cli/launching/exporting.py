@@ -1,0 +1,43 @@
+"""``--export``: the launch files of a simulated run, or of a point that a search chose, and what they do not say."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from triosim.cli.command import LaterModule
+from triosim.cli.subject import ConfiguredRun
+from triosim.config import RunConfig
+from triosim.errors import TriosimError
+from triosim.units import format_time
+
+cluster = LaterModule("configuration_search.spaces.cluster")
+points = LaterModule("configuration_search.point")
+subjects = LaterModule("configuration_search.spaces.subject")
+jobs = LaterModule("launch_files.job")
+writing = LaterModule("launch_files.writing")
+
+
+def check_export(folder: str | None, names: list[str] | None) -> None:
+    """Raise ``TriosimError`` where ``--export`` and ``--for`` ask for what cannot be written."""
+    if folder is not None or names:
+        writing.check_export(folder, names)
+
+
+def export_run(run: ConfiguredRun, result: Any, folder: str, names: list[str]) -> None:
+    """Write the launch files of a simulated run; what they do not say of it is said on standard error too."""
+    traced, gpus = result.inputs["trace"], len(result.data.ranks)
+    if traced["stack"] == "as captured" and run.config.parallel == "single" and gpus > 1:
+        raise TriosimError(
+            "captured task streams have no options to export", where="--export", fix="give a trace or a model"
+        )
+    job = jobs.job_of(run.subject, run.config, gpus, traced["batch_size"])
+    _write(job, run.config, traced["gpu"], result.data.step_time_s, folder, names)
+
+
+def _write(job: Any, config: RunConfig, gpu: str, seconds: float, folder: str, names: list[str]) -> None:
+    subject = subjects.SearchSubject("", "", gpu)
+    node = cluster.cluster_of(subject, config.replaced(gpus=job.gpus), points.Point(())).node
+    predicted = f", {format_time(seconds)} a step predicted on {gpu}"
+    for line in writing.write_launch_files(folder, names, writing.Exported(job, node, config, predicted)):
+        print(f"triosim: note: not in the files of {line}", file=sys.stderr)

@@ -1,0 +1,151 @@
+"""Writes the launch files of a job, and says in them what the framework does otherwise than it was simulated.
+
+What is otherwise is found by reading the written keys back into a job, by the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triosim import __version__
+from triosim.config import RunConfig
+from triosim.errors import OptionError, OutputError, TriosimError, nearest
+from triosim.launch_files.correspondence import Entry, Framework, Reading
+from triosim.launch_files.job import OPTION, SIZES, Job, job_of, options_of
+from triosim.launch_files.torchtitan import TORCHTITAN, torchtitan_text
+from triosim.output_files import check_writable, writing_text
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What is written: a job, the GPUs of a node, the options that it was simulated with, and what was predicted in words."""
+
+    job: Job
+    node: int
+    config: RunConfig
+    predicted: str = ""
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes."""
+        return -(-self.job.gpus // self.node)
+
+    @property
+    def gpus_of_node(self) -> int:
+        """The GPUs of a node that the job has."""
+        return min(self.node, self.job.gpus)
+
+
+#: From what is written, the keys' values and the lines of comments to the files' texts by name.
+FileWriter = Callable[[Exported, Mapping[str, Any], list[str]], dict[str, str]]
+
+
+def _torchtitan(exported: Exported, values: Mapping[str, Any], comments: list[str]) -> dict[str, str]:
+    command = torchrun(exported, "-m torchtitan.train --job.config_file torchtitan.toml")
+    return {"torchtitan.toml": torchtitan_text(values, comments), "torchtitan.sh": command}
+
+
+def torchrun(exported: Exported, arguments: str, comments: list[str] | None = None) -> str:
+    """Return a shell script that starts a job's processes on one of its nodes."""
+    nodes = exported.nodes
+    said = [f"--nnodes {nodes}", f"--nproc-per-node {exported.gpus_of_node}"]
+    if nodes > 1:
+        said.append('--rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"')
+    lines = ["#!/bin/bash", *(f"# {line}" for line in comments or ())]
+    if nodes > 1:
+        lines.append(
+            f"# Run it on each of the {nodes} nodes, with MASTER_ADDR and MASTER_PORT set to the same address."
+        )
+    return "\n".join((*lines, f"torchrun {' '.join(said)} {arguments}")) + "\n"
+
+
+WRITERS: Mapping[str, tuple[Framework, FileWriter]] = {"torchtitan": (TORCHTITAN, _torchtitan)}
+
+
+def check_export(folder: str | None, names: list[str] | None) -> None:
+    """Raise ``OptionError`` or ``OutputError`` where launch files could not be written."""
+    if folder is None:
+        if names:
+            raise OptionError("has no folder to write to", where="--for", fix="add --export DIR")
+        return
+    if not names:
+        raise OptionError("does not say for which framework", where="--export", fix=f"add --for {'|'.join(WRITERS)}")
+    for name in names:
+        if name not in WRITERS:
+            raise OptionError(
+                f"'{name}' is no framework that is written for", where="--for", fix=nearest(name, WRITERS)
+            )
+    place = Path(folder)
+    if place.exists() and not place.is_dir():
+        raise OutputError("is not a folder", where=folder, fix="choose another")
+    if not place.exists() and not place.parent.is_dir():
+        raise OutputError(f"the folder '{place.parent}' does not exist", where=folder, fix="make it first")
+
+
+def write_launch_files(folder: str, names: list[str], exported: Exported) -> list[str]:
+    """Write the launch files of frameworks into a folder, which is made; return what is not in them as it was simulated."""
+    Path(folder).mkdir(exist_ok=True)
+    said: list[str] = []
+    for name in names:
+        framework, files = WRITERS[name]
+        values = framework.written(exported.job)
+        different = list(differences(framework, values, exported))
+        texts = files(exported, values, [*_heading(framework, exported), *_listed(different)])
+        paths = {str(Path(folder) / file): text for file, text in texts.items()}
+        for path in paths:
+            check_writable(path)
+        for path, text in paths.items():
+            with writing_text(path) as file:
+                file.write(text)
+        said += [f"{framework.name}: {one}" for one in different]
+    return said
+
+
+def _heading(framework: Framework, exported: Exported) -> Iterator[str]:
+    job = exported.job
+    what = f"{job.model.name} on {job.gpus} GPUs"
+    yield f"Written by triosim {__version__} for {framework.versions}: {what}{exported.predicted}."
+
+
+def _listed(different: list[str]) -> Iterator[str]:
+    if different:
+        yield "Not as it was simulated:"
+        yield from (f"  {one}" for one in different)
+    else:
+        yield "All that was simulated of the step is said in it."
+
+
+def differences(framework: Framework, values: Mapping[str, Any], exported: Exported) -> Iterator[str]:
+    """Yield what the keys' values make of a step otherwise than it was simulated, a line for each setting."""
+    job = exported.job
+    reading = Reading(framework, framework.name, job.model)
+    try:
+        settings = reading.settings({key: Entry(value, key) for key, value in values.items()})
+        back = _back(settings, exported)
+    except TriosimError as error:
+        yield f"the file as a whole cannot be simulated: {error}"
+        return
+    for name in dict.fromkeys((*job.settings, *back.settings)):
+        ours, theirs = job.settings.get(name), back.settings.get(name)
+        if ours != theirs:
+            yield f"{_shown(name)}: simulated was {_value(name, ours)}, this is {_value(name, theirs)}"
+
+
+def _back(settings: Mapping[str, Any], exported: Exported) -> Job:
+    """Return the job that the settings of a file make, in the places of those that no launch file has."""
+    given = exported.config
+    options = {**options_of(settings), "gpus": exported.job.gpus, "gpu": given.gpu, "trace_format": given.trace_format}
+    return job_of(exported.job.model.name, RunConfig.of(**options), exported.job.gpus)
+
+
+def _shown(name: str) -> str:
+    return name.removeprefix(OPTION) if name.startswith(OPTION) else name
+
+
+def _value(name: str, value: Any) -> str:
+    if value is None:
+        return "1" if name in SIZES else "the default"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
