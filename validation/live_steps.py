@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,22 @@ SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "train" / "fsdp2.py"
 BOARD = "H100(power=500 W, bandwidth=2.4 TB/s, capacity=96 GB)"
 STEPS = 4
 _LOGGED = re.compile(r"tps: ([\d,]+), memory: ([\d.]+) GiB")
+
+
+class Published(NamedTuple):
+    """A published row: ``batch`` samples of a GPU, tokens a second of a GPU, and GiB."""
+
+    gpus: int
+    batch: int
+    sequence: int
+    compiled: bool
+    tokens: float
+    memory: float
+
+    @property
+    def name(self) -> str:
+        """What the tables call it."""
+        return f"Llama 3.1 8B, FSDP2 on {self.gpus}{', compiled' if self.compiled else ''}"
 
 
 class Found(NamedTuple):
@@ -42,47 +58,58 @@ def rows() -> list[Row]:
         import torch  # noqa: F401
     except ImportError:
         raise DataAbsent("torch is not installed") from None
-    found = list(compared())
+    return judged(list(compared()), "the log of a script like torchtitan")
+
+
+def judged(found: list[Found], what: str) -> list[Row]:
+    """Return the largest errors of a log's tokens a second and memory."""
     against = "torchtitan, 8 and 128 H100"
     tokens = max(relative(one.logged_tokens, one.tokens) for one in found)
     memory = max(relative(one.logged_memory, one.memory) for one in found)
     return [
-        Row("tokens a second of a live run's log", against, len(found), tokens, 0.10),
-        Row("reserved memory of a live run's log", against, len(found), memory, 0.10),
+        Row(f"tokens a second in {what}", against, len(found), tokens, 0.10),
+        Row(f"reserved memory in {what}", against, len(found), memory, 0.10),
     ]
 
 
-def compared() -> Iterator[Found]:
-    """Run each row that was not compiled, and yield what its script logs last."""
+def published() -> Iterator[Published]:
+    """Yield the rows that were not in float8."""
     with open(data("end_to_end/torchtitan_llama3_h100.csv"), encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["float8"] == "no":
-                how = ["--compile"] * (row["compile"] == "yes")
-                tokens, memory = logged(int(row["gpus"]), int(row["local_batch"]), int(row["sequence_length"]), *how)
-                published = float(row["tokens_per_second_per_gpu"]), float(row["memory_gib"])
-                name = f"Llama 3.1 8B, FSDP2 on {row['gpus']}{', compiled' if how else ''}"
-                yield Found(name, *published, tokens, memory)
+                sizes = int(row["gpus"]), int(row["local_batch"]), int(row["sequence_length"])
+                figures = float(row["tokens_per_second_per_gpu"]), float(row["memory_gib"])
+                yield Published(*sizes, row["compile"] == "yes", *figures)
 
 
-def logged(world: int, batch: int, sequence: int, *how: str) -> tuple[float, float]:
-    """Run the script, and return the last tokens a second and GiB that it prints; ``how`` are more of its arguments."""
-    system = ["--gpu", BOARD, "--world", str(world), "--topology", f"dgx-h100(gpus={world})", "-q"]
-    sizes = ["--model", "8b", "--batch-size", str(batch), "--sequence", str(sequence), "--steps", str(STEPS), *how]
-    command = [sys.executable, "-m", "triosim", "run", *system, str(SCRIPT), *sizes, "--checkpoint", "selective"]
+def compared() -> Iterator[Found]:
+    """Run each row, and yield what its script logs last."""
+    for row in published():
+        tokens, memory = logged(row)
+        yield Found(row.name, row.tokens, row.memory, tokens, memory)
+
+
+def logged(row: Published) -> tuple[float, float]:
+    """Run the script, and return the last tokens a second and GiB that it prints."""
+    system = ["--gpu", BOARD, "--world", str(row.gpus), "--topology", f"dgx-h100(gpus={row.gpus})", "-q"]
+    sizes = ["--model", "8b", "--batch-size", str(row.batch), "--sequence", str(row.sequence), "--steps", str(STEPS)]
+    how = ["--checkpoint", "selective", *["--compile"] * row.compiled]
+    command = [sys.executable, "-m", "triosim", "run", *system, str(SCRIPT), *sizes, *how]
     with tempfile.TemporaryDirectory(prefix="triosim-") as folder:
         said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
     tokens, memory = _LOGGED.findall(said)[-1]
     return float(tokens.replace(",", "")), float(memory)
 
 
-def main() -> None:
+def print_found(found: Iterable[Found]) -> None:
+    """Print each row as it comes, as a table of the documentation."""
     print("| row | published tokens/s | logged | off | published GiB | logged | off |")
     print("|---|--:|--:|--:|--:|--:|--:|")
-    for one in compared():
+    for one in found:
         off = [f"{100 * (ours / theirs - 1):+.1f}%" for ours, theirs in ((one[3], one[1]), (one[4], one[2]))]
         tokens, memory = f"{one.tokens:,.0f} | {one.logged_tokens:,.0f}", f"{one.memory} | {one.logged_memory}"
         print(f"| {one.name} | {tokens} | {off[0]} | {memory} | {off[1]} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    print_found(compared())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import random
 import re
 import statistics
 import subprocess
@@ -18,12 +17,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.frameworks.environments import PACKAGES, python_of
+from validation.live_torchtitan import write_assets
 
 pytestmark = pytest.mark.frameworks
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 TRAINER = ("--output_dir", "out", "--max_steps", "6", "--per_device_train_batch_size", "8", "--report_to", "none")
 TRAINER += ("--gradient_accumulation_steps", "4", "--eval_strategy", "steps", "--eval_steps", "3", "--save_steps", "3")
-WORDS = 2000
 
 
 class Run(NamedTuple):
@@ -93,31 +92,6 @@ def test_timm(tmp_path: Path) -> None:
     agrees(found, 8 * 16)
 
 
-def assets(folder: Path) -> None:
-    """Write a tokenizer and a data set as torchtitan looks for them, in its own tests' places."""
-    words = [f"w{number}" for number in range(WORDS)]
-    vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2, **{word: number + 3 for number, word in enumerate(words)}}
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [
-            {"id": number, "content": one, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False}
-            for one, number in (("<s>", 0), ("</s>", 1))
-        ],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
-    }  # fmt: skip
-    place, texts = folder / "tests/assets/tokenizer", folder / "tests/assets/c4_test"
-    place.mkdir(parents=True)
-    texts.mkdir()
-    (place / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    ends = {"bos_token": "<s>", "eos_token": "</s>"}
-    (place / "tokenizer_config.json").write_text(json.dumps(ends), encoding="utf-8")
-    draw = random.Random(0)
-    rows = [json.dumps({"text": " ".join(draw.choices(words, k=1000))}) for _ in range(1000)]
-    (texts / "data.json").write_text("\n".join(rows), encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("how", "ranks"),
     [
@@ -129,7 +103,7 @@ def assets(folder: Path) -> None:
 )
 def test_torchtitan(tmp_path: Path, how: tuple[str, ...], ranks: int) -> None:
     """``ranks`` share a sample. The log says the tokens a second of a GPU."""
-    assets(tmp_path)
+    write_assets(tmp_path)
     sizes = ("--training.local_batch_size", "8", "--training.seq_len", "2048", "--training.steps", "5")
     which = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.dataset", "c4_test")
     command = ("torchrun", "--nproc-per-node", "4", "-m", "torchtitan.train", *which, *sizes, "--metrics.log_freq", "1")

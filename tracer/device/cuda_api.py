@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from triosim.gpus import Gpu
+from triosim.gpus import Gpu, product
 from triosim.memory.allocator.gpu_memory import visible
 from triosim.tracer.memory import cuda_memory
 from triosim.tracer.patches import Patch, Patches
@@ -245,7 +245,7 @@ def _properties(gpu: Gpu) -> DeviceProperties:
     """Return a GPU's properties, with the name and total memory that PyTorch reports on a real one."""
     major, minor = _capability(gpu)
     return DeviceProperties(
-        name=gpu.product,
+        name=product(gpu),
         major=major,
         minor=minor,
         total_memory=visible(gpu),
@@ -327,7 +327,7 @@ def _about_the_device(gpu: Gpu, devices: int) -> Iterator[tuple[str, Any]]:
     yield "current_device", current
     yield "get_device_properties", lambda device=None: properties
     yield "get_device_capability", lambda device=None: capability
-    yield "get_device_name", lambda device=None: gpu.product
+    yield "get_device_name", lambda device=None: product(gpu)
     yield "get_arch_list", lambda: [f"sm_{capability[0]}{capability[1]}"]
     yield "is_bf16_supported", lambda including_emulation=True: including_emulation or capability >= (8, 0)
     yield "is_tf32_supported", lambda: capability >= (8, 0)

@@ -24,9 +24,6 @@ _INSTEAD: Mapping[str, str] = {
 }
 
 
-_MAKERS = ("NVIDIA ", "Tesla ", "AMD ", "Intel ")
-
-
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU: ``flops`` in FLOP/s by dtype, bandwidths in bytes per second and one direction, sizes in bytes.
@@ -55,11 +52,6 @@ class Gpu:
     price_per_hour: float | None = None
     source: str = ""
     like: str = ""
-
-    @property
-    def product(self) -> str:
-        """The name that its driver reports: the first of its names that begins with the maker's, or with Tesla."""
-        return next((name for name in self.aliases if name.startswith(_MAKERS)), self.name)
 
     def rate(self, dtype: str) -> float:
         """Return the peak FLOP/s of a dtype (``tf32`` is one here), or of the dtype that this GPU computes it in."""

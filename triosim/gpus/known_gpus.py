@@ -23,6 +23,7 @@ _read: dict[str, Gpu] = {}
 #: Keys of a file that say what a GPU is called.
 _NAMING = ("like", "name", "aliases", "architecture", "source")
 _WITH_KEYS = re.compile(r"(.*?[^\s(])\s*\((.*)\)\s*", re.DOTALL)
+_MAKERS = ("NVIDIA ", "Tesla ", "AMD ", "Intel ")
 _VENDORS = re.compile(r"\b(nvidia|tesla|quadro|geforce|amd|instinct|intel)\b|\((r|tm)\)")
 
 
@@ -64,6 +65,14 @@ def catalogue() -> list[Gpu]:
 def is_shipped(name: str) -> bool:
     """Whether a name is that of a GPU that ships with triosim."""
     return normalised(name) in _by_key()
+
+
+def product(gpu: Gpu) -> str:
+    """Return the name that a GPU's driver reports, which begins with the maker's or with Tesla: its own or that of the GPU that
+    it is like."""
+    based = get(gpu.like) if gpu.like else None
+    names = (*gpu.aliases, *(based.aliases if based else ()))
+    return next((name for name in names if name.startswith(_MAKERS)), gpu.name)
 
 
 def register(gpu: Gpu) -> Gpu:

@@ -96,6 +96,7 @@ def test_a_gpu_is_there_only_during_the_capture() -> None:
     [
         ("H100-SXM", "NVIDIA H100 80GB HBM3", 79.18, (9, 0), 132),
         ("A100-SXM-40GB", "NVIDIA A100-SXM4-40GB", 39.49, (8, 0), 108),
+        ("H100-SXM(power=500 W)", "NVIDIA H100 80GB HBM3", 79.18, (9, 0), 132),
         ("V100-SXM2-16GB", "Tesla V100-SXM2-16GB", 15.77, (7, 0), 80),
         ("RTX-3090", "NVIDIA GeForce RTX 3090", 23.69, (8, 6), 82),
     ],
