@@ -6,6 +6,7 @@ import gzip
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -111,13 +112,48 @@ def test_a_pipe_behind_a_device_s_name_is_written_to() -> None:
         assert reader.read() == b"text"
 
 
+WRITE_ENDLESSLY = """
+import sys, time
+from triosim.output_files import writing_text
+with writing_text(sys.argv[1]) as file:
+    file.write("half"), file.flush(), print(flush=True), time.sleep(60)
+"""
+
+
+def begin_writing(path: Path) -> subprocess.Popen[bytes]:
+    writer = subprocess.Popen([sys.executable, "-c", WRITE_ENDLESSLY, str(path)], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    return writer
+
+
 def test_what_a_killed_process_left_is_removed_and_what_others_write_stays(tmp_path: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    left, others = tmp_path / f".x.json.{gone.pid}.part", tmp_path / f".x.json.{os.getppid()}.part"
-    another = tmp_path / f".y.json.{gone.pid}.part"
-    for path in (left, others, another):
-        path.write_text("half")
-    with writing_text(tmp_path / "x.json") as file:
+    target = tmp_path / "x.json"
+    killed = begin_writing(target)
+    killed.kill()
+    killed.wait()
+    assert len(list(tmp_path.glob(".x.json.*.part"))) == 1
+    own = tmp_path / ".x.json.notes.part"  # a user's file
+    own.touch()
+    others = begin_writing(target)
+    written = {path.name for path in tmp_path.glob(".x.json.*.part")}
+    assert len(written) == 2  # that of the killed process is gone
+    with writing_text(target) as file:
         file.write("{}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([others.name, another.name, "x.json"])
+    assert {path.name for path in tmp_path.iterdir()} == {*written, "x.json"}
+    others.terminate()
+    others.wait()
+
+
+def test_threads_may_write_one_file(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        with writing_text(tmp_path / "x.json") as file:
+            file.write(str(number) * 100_000)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    assert len({*(tmp_path / "x.json").read_text()}) == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,11 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from triosim.errors import OutputError
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 PathLike = str | os.PathLike[str]
 #: Where an output goes to standard output; whatever else a command prints then goes to standard error.
@@ -85,17 +91,20 @@ def writing_bytes(path: PathLike) -> Iterator[BinaryIO]:
             yield file
         return
     target = Path(os.path.realpath(path))  # through a symbolic link, which stays one
-    temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
     _remove_abandoned(target)
+    with _named_errors(path):
+        temporary, file, lock = _new_temporary(target)
     try:
         with _named_errors(path):
-            with open(temporary, "wb") as file:
+            with file:
                 yield file
             os.replace(temporary, target)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
+    finally:
+        os.close(lock)
 
 
 @contextmanager
@@ -118,22 +127,44 @@ def _standard_output() -> BinaryIO:
     return open(os.devnull, "wb") if sys.__stdout__ is None else open(1, "wb", closefd=False)
 
 
+def _new_temporary(target: Path) -> tuple[Path, BinaryIO, int]:
+    """Return the path of a temporary file beside a target, the file, and a descriptor that holds a lock on it."""
+    while True:
+        path = target.with_name(f".{target.name[:180]}.{os.urandom(16).hex()}.part")
+        file = open(path, "xb")  # noqa: SIM115 - who writes closes it
+        lock = os.dup(file.fileno())  # the file is closed, which may fail, before it has its name
+        if _lock(lock) and path.exists():  # otherwise another process took it, just made, for one that was left
+            return path, file, lock
+        os.close(lock)
+        file.close()
+
+
 def _remove_abandoned(target: Path) -> None:
-    """Remove the temporary files of processes that were killed while they wrote the same output."""
-    for path in target.parent.glob(f".{escape(target.name[:200])}.*.part"):
-        number = path.name.split(".")[-2]
-        if number.isdecimal() and not _runs(int(number)):
-            with suppress(OSError):
-                path.unlink()
+    """Remove the temporary files of the same output that nobody writes any more: their processes were killed.
+
+    Who writes one holds a lock on it, which ends with the process, on whichever machine of a shared file system that is.
+    """
+    for path in target.parent.glob(f".{escape(target.name[:180])}.*.part"):
+        if _TEMPORARY.fullmatch(path.name.split(".")[-2]):
+            with suppress(OSError), open(path, "r+b") as file:
+                if _lock(file.fileno(), where_none=False):
+                    path.unlink()
 
 
-def _runs(process: int) -> bool:
+#: The part of a temporary file's name that is drawn; earlier versions had the number of the process there.
+_TEMPORARY = re.compile("[0-9a-f]{32}|[0-9]+")
+
+
+def _lock(descriptor: int, *, where_none: bool = True) -> bool:
+    """Lock a file and return whether it is locked; ``where_none`` where the system or the file system has no locks."""
+    if fcntl is None:
+        return where_none
     try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    except OSError:  # another user's
-        return True
+    except OSError:
+        return where_none
     return True
 
 

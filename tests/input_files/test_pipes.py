@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from triosim.input_files.reading import read_bytes
 from triosim.trace import formats
 
 TRACE = Path(__file__).parents[2] / "examples" / "traces" / "resnet50_a100_fake.json.gz"
@@ -28,7 +29,7 @@ def test_a_trace_comes_through_standard_input(name: str, compressed: bool) -> No
     done = triosim("show", name, given=content if compressed else gzip.decompress(content))
     assert done.returncode == 0
     assert b"resnet50" in done.stdout
-    assert b"standard input" in done.stdout or b"dev-stdin" in done.stdout
+    assert (b"standard input" if name == "-" else b"/dev/stdin") in done.stdout
 
 
 def test_what_is_wrong_with_standard_input_is_said_of_it() -> None:
@@ -46,6 +47,44 @@ def test_a_fifo_is_read_once_and_simulated(tmp_path: Path) -> None:
     found = formats.read_trace(fifo)
     writer.join()
     assert found.model == "resnet50"
+
+
+PRODUCTS = b"m,n,k,dtype,seconds\n" + b"".join(b"%d,64,64,float16,1e-6\n" % (64 << i) for i in range(4))
+COLLECTIVES = b"collective,gpus,bytes,time_us\n" + b"".join(
+    b"all_reduce,8,%d,%g\n" % (2**i, 20 + 2**i / 1e5) for i in range(10, 26)
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "content"),
+    [
+        ("calibrate evaluate FILE --gpu A100", PRODUCTS),
+        ("calibrate compute FILE --gpu A100 -o out.npz", PRODUCTS),
+        ("calibrate evaluate FILE -t dgx-h100", COLLECTIVES),
+        ("calibrate network FILE -t dgx-h100 -o out.yaml", COLLECTIVES),
+    ],
+)
+def test_a_table_is_read_from_a_file_that_can_be_read_once(command: str, content: bytes, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_bytes(content)
+    threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,), daemon=True).start()
+    found = {}
+    for name in ("file", "pipe", "-"):
+        done = triosim(*command.replace("FILE", name).split(), cwd=tmp_path, given=content if name == "-" else b"")
+        assert done.returncode == 0, done.stderr
+        found[name] = done.stdout
+    assert found["pipe"].replace(b"pipe", b"file") == found["file"]
+
+
+def test_two_pipes_of_similar_names_are_two(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name, content in (("a/b", b"one"), ("a-b", b"two")):
+        os.mkfifo(tmp_path / name)
+        writer = threading.Thread(target=(tmp_path / name).write_bytes, args=(content,))
+        writer.start()
+        assert read_bytes(tmp_path / name) == content
+        assert read_bytes(tmp_path / "." / name) == content  # which was read once
+        writer.join()
 
 
 def test_a_table_of_times_comes_through_a_pipe(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triosim.errors import TriosimError, nearest
-from triosim.input_files.pipes import seekable
 from triosim.input_files.reading import head, read_text
 
 #: The shortest and the longest time of an operator, in seconds.
@@ -50,7 +49,7 @@ class CsvTable:
 def header_of(path: str | os.PathLike[str]) -> list[str]:
     """Return the cells of a file's first line that is no comment; none where there is none, or no file."""
     try:
-        lines = head(Path(seekable(path)), 4096).decode("utf-8-sig", "replace").splitlines()
+        lines = head(Path(path), 4096).decode("utf-8-sig", "replace").splitlines()
     except (OSError, ValueError):  # reading it says why
         return []
     return next((_cells(line) for line in lines if _is_row(line)), [])
@@ -58,7 +57,7 @@ def header_of(path: str | os.PathLike[str]) -> list[str]:
 
 def read(path: str | os.PathLike[str]) -> CsvTable:
     """Read a file. Raises ``TriosimError`` that names file, line and what would be right."""
-    file = seekable(path)
+    file = os.fspath(path)
     lines = read_text(Path(file), TriosimError).splitlines()
     if not any(map(str.strip, lines)):
         raise TriosimError("is empty", where=file, fix="give a table with a header and at least one row")

@@ -47,6 +47,8 @@ EXPANDED_BYTES = Limit(32_000_000, "bytes out of a file that small")
 EXPANSION = 150
 #: Of a tensor: a petabyte or more.
 ELEMENTS = Limit(2**50, "elements of a tensor")
+#: Of a described model; what has more has more operators than the next limit, and is not described to count them.
+LAYERS = Limit(5_000, "layers of a model")
 #: Of the forward pass of a described model.
 FORWARD_OPERATORS = Limit(50_000, "operators of a forward pass")
 #: Forward and backward passes of micro-batches in the stages of a pipeline.

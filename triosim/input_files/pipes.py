@@ -24,12 +24,16 @@ def seekable(path: str | os.PathLike[str]) -> str:
     Raises ``TraceError`` for a pipe that cannot be read, or brings more than the limit.
     """
     name = os.fspath(path)
-    return name if name != STANDARD_INPUT and not _is_pipe(name) else _kept(name)
+    if name == STANDARD_INPUT:
+        return _kept(_identity("/dev/stdin"), "/dev/stdin", "standard input")
+    return _kept(_identity(name), name, name) if _is_pipe(name) else name
 
 
 def renamed(text: str) -> str:
     """Return a message in which temporary files have the names that the user gave them."""
-    return text if not _folder.cache_info().currsize else text.replace(f"{_folder()}{os.sep}", "")
+    for temporary, shown in _NAMES.items():
+        text = text.replace(temporary, shown)
+    return text
 
 
 def _is_pipe(name: str) -> bool:
@@ -40,6 +44,15 @@ def _is_pipe(name: str) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)
 
 
+def _identity(name: str) -> tuple[int, int]:
+    """Return what is the same of all names of one pipe, such as ``-`` and ``/dev/stdin``: its device and its number there."""
+    try:
+        state = os.stat(name)
+    except OSError as failed:
+        raise TraceError(f"cannot be read: {failed.strerror or failed}", where=name) from failed
+    return state.st_dev, state.st_ino
+
+
 @cache
 def _folder() -> str:
     kept = tempfile.TemporaryDirectory(prefix="triosim-")  # removed when the process ends
@@ -48,18 +61,25 @@ def _folder() -> str:
 
 
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+#: The temporary file of each pipe, and the names that messages show in their place.
+_KEPT: dict[tuple[int, int], str] = {}
+_NAMES: dict[str, str] = {}
 
 
-@cache
-def _kept(name: str) -> str:
-    target = Path(_folder(), "standard input" if name == STANDARD_INPUT else name.strip(os.sep).replace(os.sep, "-"))
-    shown, size = target.name, 0
+def _kept(identity: tuple[int, int], name: str, shown: str) -> str:
+    if identity in _KEPT:
+        return _KEPT[identity]
+    size = 0
     try:
-        with open("/dev/stdin" if name == STANDARD_INPUT else name, "rb") as source, target.open("wb") as file:
+        target = Path(_folder(), str(len(_KEPT)), Path(shown).name)
+        target.parent.mkdir()
+        with open(name, "rb") as source, target.open("wb") as file:
             while piece := source.read(_PIECE):
                 file.write(piece)
                 size += len(piece)
                 FILE_BYTES.check(size, shown, TraceError)
     except OSError as failed:
         raise TraceError(f"cannot be read: {failed.strerror or failed}", where=shown) from failed
+    _KEPT[identity] = str(target)
+    _NAMES[str(target)] = shown
     return str(target)

@@ -16,19 +16,20 @@ from typing import Any
 
 from triosim.errors import TraceError, TriosimError
 from triosim.input_files.limits import EXPANDED_BYTES, EXPANSION, FILE_BYTES
+from triosim.input_files.pipes import seekable
 
 GZIP_MAGIC = b"\x1f\x8b"
 
 #: No quantity has more digits. Of longer whole numbers Python refuses some, and others become no float.
-_MOST_DIGITS = 25
+MOST_DIGITS = 25
 _LARGE_EXPONENT = re.compile(r"\d[eE]\+?\d{3}")
-_LONG_NUMBER = re.compile(rf"\d{{{_MOST_DIGITS},}}")
+_LONG_NUMBER = re.compile(rf"\d{{{MOST_DIGITS},}}")
 _PIECE = 1 << 20
 
 
 def head(path: Path, size: int = 65536) -> bytes:
-    """Return the first bytes of a file, uncompressed; fewer where it is damaged."""
-    with open(path, "rb") as file:
+    """Return the first bytes of a file or a pipe, uncompressed; fewer where it is damaged."""
+    with open(seekable(path), "rb") as file:
         start = file.read(size)
     if not start.startswith(GZIP_MAGIC):
         return start
@@ -40,9 +41,10 @@ def head(path: Path, size: int = 65536) -> bytes:
 
 def read_bytes(path: Path, error: type[TriosimError] = TraceError) -> bytes:
     """Return a file's content, uncompressed. Raises ``error`` when it cannot be read, is damaged, or is beyond the limits."""
+    file = Path(seekable(path))
     try:
-        FILE_BYTES.check(path.stat().st_size, str(path), error)
-        data = path.read_bytes()
+        FILE_BYTES.check(file.stat().st_size, str(path), error)
+        data = file.read_bytes()
     except (OSError, ValueError) as failed:  # the latter of a path with a null character
         raise error(f"cannot be read: {getattr(failed, 'strerror', None) or failed}", where=str(path)) from failed
     return _decompressed(data, str(path), error) if data.startswith(GZIP_MAGIC) else data
@@ -140,6 +142,6 @@ def _no_constant(name: str) -> float:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
+    if len(digits) > MOST_DIGITS:
         raise _RefusedError(f"holds a number of {len(digits)} digits", fix="no quantity has so many")
     return int(digits)

@@ -11,6 +11,7 @@ from typing import Any
 
 from triosim.errors import TopologyError, TriosimError
 from triosim.input_files.limits import YAML_BYTES
+from triosim.input_files.reading import MOST_DIGITS
 
 Path = tuple[str | int, ...]
 DEEPEST = 16
@@ -125,11 +126,14 @@ class _Reader:
         if tag is None or tag == "!":
             tag = self.scalars.resolve(self.yaml.ScalarNode, event.value, event.implicit)
         try:
-            return self.scalars.construct_object(
+            value = self.scalars.construct_object(
                 self.yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)
             )
         except (ValueError, TypeError, OverflowError):  # a date such as 2020-99-99
             raise self.error(f"'{event.value}' is not a value", event, "put it in quotes if it is a name") from None
+        if isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
+            raise self.error(f"holds a number of {len(str(event.value))} digits", event, "no quantity has so many")
+        return value
 
     def error(self, what: str, event: Any, fix: str | None = None) -> TriosimError:
         return self.kind(what, where=f"{self.source}:{event.start_mark.line + 1}", fix=fix)

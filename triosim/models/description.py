@@ -16,6 +16,7 @@ from triosim.config.stacks import STACKS
 from triosim.errors import OptionError, nearest
 from triosim.garbage_collector import without_collecting
 from triosim.gpus import DEFAULT_GPU
+from triosim.input_files.limits import LAYERS
 from triosim.models import compilation
 from triosim.models.architectures.model import Model
 from triosim.models.catalogue import MODELS, find, nearest_model, usual_stack, with_layers
@@ -74,6 +75,7 @@ def described(
     sizes = find_model(model)
     if choices.layers is not None:
         sizes = with_layers(sizes, choices.layers)
+    LAYERS.check(getattr(sizes, "layers", 0), "the model")
     with without_collecting():
         found = gpus.find(gpu)
         trace = _recorded(sizes, choices.on_gpu(found), found)

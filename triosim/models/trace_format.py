@@ -14,7 +14,7 @@ from pathlib import Path
 from triosim import plugins
 from triosim.compute.learned import model_files
 from triosim.config import DESCRIBED, RunConfig, parsed
-from triosim.errors import TraceError
+from triosim.errors import TraceError, TriosimError
 from triosim.gpus import DEFAULT_GPU
 from triosim.models.catalogue import MODELS, find, nearest_model
 from triosim.models.description import described
@@ -67,13 +67,24 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
     return described(name, choices, gpu=gpu, compute_model=plugins.make(kind, options=parsed(kind, config.options)))
 
 
-@lru_cache(maxsize=16)
 def _described(name: str, files: Hashable, choices: StepChoices, gpu: str) -> Trace:
-    """Return a described trace; configurations that are compared describe the same few steps again.
+    """Return a described trace. Raises ``TriosimError`` where the model cannot be described.
 
     ``files`` is what the trace depends on beside its options: the state of its config, and of the user's own models.
     """
-    return described(name, choices, gpu=gpu)
+    found = _trace_or_error(name, files, choices, gpu)
+    if isinstance(found, TriosimError):
+        raise found.with_traceback(None)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _trace_or_error(name: str, files: Hashable, choices: StepChoices, gpu: str) -> Trace | TriosimError:
+    """Return a described trace or why there is none; configurations that are compared describe the same few steps again."""
+    try:
+        return described(name, choices, gpu=gpu)
+    except TriosimError as error:
+        return error
 
 
 def _stamp(path: Path) -> tuple[int, int]:

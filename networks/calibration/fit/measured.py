@@ -17,7 +17,6 @@ from pathlib import Path
 
 from triosim import gpus as catalogue
 from triosim.errors import TriosimError, nearest
-from triosim.input_files.pipes import seekable
 from triosim.input_files.reading import read_text
 from triosim.networks.calibration.fit import nccl_tests
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
@@ -63,7 +62,7 @@ def collective_in_name(place: str) -> str | None:
 
 def text_of(place: str) -> str:
     """Return the text of a file, which may be compressed. Raises ``TriosimError`` where it has none."""
-    return read_text(Path(seekable(place)), TriosimError)
+    return read_text(Path(place), TriosimError)
 
 
 def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[MeasuredCollective]:

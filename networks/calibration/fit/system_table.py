@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal
 
 from triosim.errors import TriosimError
-from triosim.input_files.pipes import seekable
 from triosim.input_files.reading import head
 from triosim.networks.calibration.fit import deepep_table, measured, nccl_tests, systems
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
@@ -78,7 +77,7 @@ class SystemRow:
 def is_collectives(path: str) -> bool:
     """Return whether a file is a table of collectives or the output of nccl-tests, by its beginning."""
     try:
-        text = head(Path(seekable(path))).decode("utf-8-sig", errors="replace")
+        text = head(Path(path)).decode("utf-8-sig", errors="replace")
     except (OSError, ValueError):
         return False
     names = {name.strip() for name in text.partition("\n")[0].split(",")}

@@ -19,6 +19,7 @@ from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.errors import OptionError, TriosimError
 from triosim.gpus import Gpu
+from triosim.input_files.pipes import STANDARD_INPUT
 from triosim.input_files.reading import head
 from triosim.operators import features
 from triosim.trace import Trace
@@ -79,7 +80,7 @@ def read(
     found = MeasuredFiles()
     asked = None if gpu == ALL_GPUS else gpu
     for path in data:
-        if not Path(path).exists():
+        if path != STANDARD_INPUT and not Path(path).exists():
             raise TriosimError("there is no such file or directory", where=path)
         if _is_trace(path):
             trace = trace_formats.read(path)

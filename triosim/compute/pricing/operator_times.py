@@ -19,7 +19,6 @@ from typing import Any
 from triosim.compute import csv_table
 from triosim.errors import TriosimError, nearest
 from triosim.input_files import yaml_lines
-from triosim.input_files.pipes import seekable
 from triosim.input_files.reading import parse_json, read_text
 from triosim.operators.features import base_name
 from triosim.trace import PHASES, Operator, Trace
@@ -51,7 +50,6 @@ class OperatorTimeEntry:
 
 def load(path: str | os.PathLike[str]) -> list[OperatorTimeEntry]:
     """Read a file of operator times. Raises ``TriosimError`` that names the line or entry and what would be right."""
-    path = seekable(path)
     is_table = Path(path).suffix.lower() == ".csv" or len({*csv_table.header_of(path)} & {*_KEYS}) > 1
     rows = _csv_rows(path) if is_table else _list_rows(path)
     entries = [_entry(row, where) for where, row in rows]
