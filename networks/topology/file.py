@@ -6,6 +6,7 @@ What may be written is in :mod:`triosim.networks.topology.schema`, in words in d
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ from triosim.input_files import yaml_lines
 from triosim.input_files.reading import read_text
 from triosim.networks.topology import dimensional
 from triosim.networks.topology.description import SECTIONS, Description, Location, PresetUse, Section
-from triosim.networks.topology.graph import Dimension, Graph, GraphDraft, NodeKind, path, suggested
+from triosim.networks.topology.graph import Dimension, Graph, GraphDraft, Node, NodeKind, path, suggested
+from triosim.networks.topology.memories import declare
 from triosim.networks.topology.presets import PRESETS
 from triosim.networks.topology.shapes import SHAPES, ShapeSpec, described, outline
 
@@ -210,14 +212,28 @@ def custom_mapping(name: str, graph: Graph, routing: str) -> dict[str, Any]:
     """Return a graph as the mapping that a file would hold."""
     links = {}
     for link in graph.links.values():
+        if link.source and link.source == link.destination:
+            continue  # a memory's, which its node says
         ends = {"from": link.source, "to": link.destination} if link.source else {}
         links[link.name] = {**ends, "bandwidth": link.bandwidth, "latency": link.latency}
     routes = [
         {"from": source, "to": destination, "links": [link.name for link in route]}
         for (source, destination), route in graph.routes.items()
     ]
-    nodes = [{"name": node.name, "kind": node.kind} for node in graph.nodes.values()]
+    nodes = [_node_mapping(node, graph) for node in graph.nodes.values()]
     return {"topology": "custom", "name": name, "nodes": nodes, "links": links, "routes": routes, "routing": routing}
+
+
+def _node_mapping(node: Node, graph: Graph) -> dict[str, Any]:
+    """Return a node as a file has it."""
+    said: dict[str, Any] = {"name": node.name, "kind": node.kind}
+    memory = graph.memories.get(node.name)
+    if memory is None:
+        return said
+    bandwidth = None if memory.port is None else graph.links[memory.port].bandwidth
+    capacity = None if math.isinf(memory.capacity) else memory.capacity
+    figures = {"capacity": capacity, "bandwidth": bandwidth, "simultaneous": memory.simultaneous}
+    return said | {"tier": memory.tier} | {key: value for key, value in figures.items() if value is not None}
 
 
 def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
@@ -264,7 +280,7 @@ def _with_card(mapping: dict[str, Any]) -> dict[str, Any]:
 
 def _changed(spec: ShapeSpec, said: schema.PresetModel, location: Location) -> ShapeSpec:
     """Return the spec of a preset with what a file says of it."""
-    spec = replace(spec, **said.changes() | {"topology": spec.topology})
+    spec = replace(spec, **said.changes(spec.memories) | {"topology": spec.topology})
     if said.network is None:
         return spec
     if spec.inter_node is None:
@@ -285,6 +301,11 @@ def _from_spec(spec: ShapeSpec, said: schema.ShapeModel | None, location: Locati
             if getattr(spec, key) is not None:
                 fix = "write for example 'inter_node: {bandwidth: 50 GB/s, latency: 1 us}'"
                 raise TopologyError(f"'{key}' needs 'inter_node'", where=location.where((key,)), fix=fix)
+    if spec.memories.host is None and spec.topology in _OF_SHAPE["host"]:
+        for key in ("host_memory", "nvme"):
+            if getattr(spec.memories, key) is not None:
+                fix = "write for example 'host: {bandwidth: 50 GB/s, latency: 1 us}'"
+                raise TopologyError(f"'{key}' needs 'host'", where=location.where((key,)), fix=fix)
     guilty = next(
         (key for key in ("gpus", "shape", "nodes", "k", "levels") if said and key in said.model_fields_set), None
     )
@@ -304,6 +325,8 @@ def _custom(said: schema.CustomModel, location: Location) -> Description:
     for index, node in enumerate(said.nodes or ()):
         with location.at("nodes", index):
             result.node(node.name, node.kind or kind_of(node.name))
+            if node.says_memory:
+                _declare_memory(result, node)
     if said.nodes is None:
         for name in _mentioned(said):
             result.node(name, kind_of(name))
@@ -321,6 +344,14 @@ def _custom(said: schema.CustomModel, location: Location) -> Description:
     _override(result, said.overrides, location)
     with location.at():
         return described(result)
+
+
+def _declare_memory(result: GraphDraft, node: schema.NodeModel) -> None:
+    """Take what a node says of its memory."""
+    if result.nodes[node.name].kind not in ("host", "memory"):
+        raise TopologyError(f"{node.name} is a {result.nodes[node.name].kind}, no memory", fix="write 'kind: memory'")
+    capacity = math.inf if node.capacity is None else node.capacity
+    declare(result, node.name, node.tier or "host", capacity, node.bandwidth, node.simultaneous)
 
 
 def kind_of(name: str) -> NodeKind:

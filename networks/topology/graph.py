@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 
 from triosim.errors import TopologyError, nearest
 
-NodeKind = Literal["gpu", "switch", "host", "memory"]
+NodeKind = Literal["gpu", "switch", "port", "host", "memory"]
 BlockKind = Literal["ring", "fully_connected", "switch", "line"]
 Routing = Literal["shortest", "ecmp"]
 NodeRef: TypeAlias = int | str  # a rank, or a node's name
@@ -23,7 +23,11 @@ LONGEST_LATENCY = 1e6  # seconds; a longer one is a mistake
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A GPU, switch, host or memory. Every node but a ``memory`` forwards messages that are for others."""
+    """A GPU, switch, port, host or memory.
+
+    Every node but a ``memory`` forwards messages that are for others; a ``port``, which GPUs share on their way to memories,
+    forwards those from and to memories alone.
+    """
 
     name: str
     kind: NodeKind
@@ -52,6 +56,24 @@ class Link:
         if not (0 <= self.latency <= LONGEST_LATENCY):
             fix = f"it must be from 0 to {LONGEST_LATENCY:g} s"
             raise TopologyError(f"latency of link '{self.name}' is {self.latency:g} s", fix=fix)
+
+
+#: What a memory is to a GPU: its host's main memory, its node's solid-state drives, memory that a node has besides, or a pool
+#: behind switches that all nodes share.
+Tier = Literal["host", "nvme", "expansion", "pool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A memory outside of GPUs: its tier, its bytes, and how many may access it at once (None: as many as want).
+
+    ``port`` is the name of a link from the node to itself that all accesses cross, reads and writes together: its bandwidth.
+    """
+
+    tier: Tier
+    capacity: float = math.inf
+    simultaneous: int | None = None
+    port: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +113,7 @@ IRREGULAR = Regularity()
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes and links by name, explicit routes by (source, destination), and properties of nodes for algorithms.
+    """Nodes and links by name, explicit routes by (source, destination), memories, and properties of nodes for algorithms.
 
     ``coordinates`` place the GPUs of a mesh or a ring, for laying a ring on it and for drawing it. ``reducing`` are the
     switches that can add up what comes in (NVLS, SHARP). ``between_nodes`` are the links by which GPUs reach the network
@@ -101,6 +123,7 @@ class Graph:
     nodes: dict[str, Node]
     links: dict[str, Link]
     routes: Mapping[tuple[str, str], tuple[Link, ...]] = field(default_factory=dict)
+    memories: Mapping[str, Memory] = field(default_factory=dict)
     coordinates: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     reducing: frozenset[str] = frozenset()
     between_nodes: frozenset[str] = frozenset()
@@ -120,6 +143,7 @@ class GraphDraft:
     uniform: bool = True
     reducing: list[str] = field(default_factory=list)
     between_nodes: list[str] = field(default_factory=list)
+    memories: dict[str, Memory] = field(default_factory=dict)
 
     def node(self, name: str, kind: NodeKind) -> str:
         """Add a node and return its name."""
@@ -144,7 +168,7 @@ class GraphDraft:
         """Return the graph as it is now."""
         routes = {ends: path(self.links, *ends, names) for ends, names in self.routes.items()}
         reducing, between_nodes = frozenset(self.reducing), frozenset(self.between_nodes)
-        return Graph(self.nodes, self.links, routes, self.coordinates, reducing, between_nodes)
+        return Graph(self.nodes, self.links, routes, self.memories, self.coordinates, reducing, between_nodes)
 
     def regularity(self) -> Regularity:
         """Return what is known of the graph."""

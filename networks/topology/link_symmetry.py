@@ -60,7 +60,10 @@ class Rotation:
 
 
 class LinkPermutations:
-    """The permutations of a topology's links that rotations of its first ``world`` ranks induce."""
+    """The permutations of a topology's links that rotations of its first ``world`` ranks induce.
+
+    Links from and to memories, over which ranks send each other nothing, stay where they are.
+    """
 
     def __init__(self, topology: Topology, world: int) -> None:
         self._topology = topology
@@ -70,10 +73,15 @@ class LinkPermutations:
         self._regular = topology.routing == "shortest" and not topology.graph.routes
         ends: list[tuple[int, int, int]] = []  # source, destination, and which of their parallel links
         between: dict[tuple[int, int], int] = {}
-        for link in topology.links.values():
+        aside = {name for name, node in topology.nodes.items() if node.kind in ("memory", "port")}
+        self._members: list[int] = []  # the numbers of the links that are permuted
+        for number, link in enumerate(topology.links.values()):
             if not link.source or not link.destination:
                 self._regular = False
                 return
+            if link.source in aside or link.destination in aside or link.source == link.destination:
+                continue
+            self._members.append(number)
             pair = self._numbers[link.source], self._numbers[link.destination]
             before = between[pair] = between.get(pair, -1) + 1
             ends.append((*pair, before))
@@ -84,7 +92,9 @@ class LinkPermutations:
         self._before = before_
         self._keys = self._key(self._source, self._destination)
         self._order = np.argsort(self._keys)
-        self._speeds = np.array([(link.bandwidth, link.latency) for link in topology.links.values()])
+        links = list(topology.links.values())
+        self._speeds = np.array([(links[one].bandwidth, links[one].latency) for one in self._members]).reshape(-1, 2)
+        self._count, self._aside = len(links), aside
 
     def of(self, rotation: Rotation) -> LinkPermutation | None:
         """Return the image of each link; None unless the rotation maps the graph to itself and routes are the shortest ones."""
@@ -95,7 +105,12 @@ class LinkPermutations:
         places = np.searchsorted(self._keys, images, sorter=self._order)
         found = self._order[np.minimum(places, len(self._order) - 1)]
         equal = (self._keys[found] == images).all() and (self._speeds[found] == self._speeds).all()
-        return list(found.tolist()) if equal else None
+        if not equal:
+            return None
+        permuted = np.arange(self._count)
+        members = np.array(self._members, dtype=np.int64)
+        permuted[members] = members[found]
+        return list(permuted.tolist())
 
     def _key(self, source: Any, destination: Any) -> Any:
         nodes, most = self._base
@@ -121,6 +136,8 @@ class LinkPermutations:
                 found[other] = target
             images.update(targets)
             todo += news
+        for name in self._aside:
+            found[self._numbers[name]] = self._numbers[name]
         kinds = [node.kind for node in self._topology.nodes.values()]
         if -1 in found or any(kinds[node] != kinds[image] for node, image in enumerate(found)):
             return None

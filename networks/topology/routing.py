@@ -41,12 +41,14 @@ class Router:
     ) -> None:
         self._ecmp = ecmp
         self._memories = frozenset(name for name, node in nodes.items() if node.kind == "memory")
+        #: Nodes that no message between GPUs passes: memories, and the ports that lead to them.
+        self._aside = self._memories.union(name for name, node in nodes.items() if node.kind == "port")
         self._into: dict[str, list[_Edge]] = {name: [] for name in nodes}
         self._out: dict[str, list[_Edge]] = {name: [] for name in nodes}
         self._straight: dict[str, dict[str, list[_Edge]]] = {}  # by source and destination, as asked for
         for order, link in enumerate(links):
-            if not link.source or not link.destination:
-                continue  # known only from explicit routes
+            if not link.source or link.source == link.destination:
+                continue  # known only from explicit routes, or a memory's own bandwidth
             leave = _LEAVE if link.name in between_nodes else 0
             edge = (leave + (round(link.latency * 1e15) << 24) + _HOP, order, link)
             self._out[link.source].append(edge)
@@ -124,7 +126,7 @@ class Router:
             if cost > best[node]:
                 continue
             yield cost, node
-            if node in self._memories and node != start:
+            if node in self._aside and node != start:
                 continue
             for price, _, link in self._out[node]:
                 if cost + price < best.get(link.destination, cost + price + 1):
@@ -138,7 +140,7 @@ class Router:
         waiting = [start]
         while waiting:
             node = waiting.pop()
-            if node in self._memories and node != start:
+            if node in self._aside and node != start:
                 continue
             for _, _, link in edges_of[node]:
                 other = link.source if backward else link.destination
@@ -156,15 +158,15 @@ class Router:
         return [link for _, _, link in self._into[node]]
 
     def _exit(self, node: str) -> Link | None:
-        """Return the one link by which a node is left, beside those to memories, if there is only one."""
+        """Return the one link by which a node is left, beside those towards memories, if there is only one."""
         if node not in self._exits:
-            self._exits[node] = _only([link for link in self.out(node) if link.destination not in self._memories])
+            self._exits[node] = _only([link for link in self.out(node) if link.destination not in self._aside])
         return self._exits[node]
 
     def _entry(self, node: str) -> Link | None:
         """Return the one link by which a node is entered, beside those from memories, if there is only one."""
         if node not in self._entries:
-            self._entries[node] = _only([link for link in self.into(node) if link.source not in self._memories])
+            self._entries[node] = _only([link for link in self.into(node) if link.source not in self._aside])
         return self._entries[node]
 
     def _straight_from(self, start: str) -> dict[str, list[_Edge]]:
@@ -178,10 +180,10 @@ class Router:
 
     def _ends(self, source: str, destination: str) -> tuple[tuple[Link, ...], str, str, tuple[Link, ...]] | None:
         """Return the links that any route must begin and end with, and the two nodes between which to search."""
-        exit_link = None if destination in self._memories else self._exit(source)
+        exit_link = None if destination in self._aside else self._exit(source)
         if exit_link is not None and exit_link.destination == destination:
             return (exit_link,), destination, destination, ()
-        entry_link = None if source in self._memories else self._entry(destination)
+        entry_link = None if source in self._aside else self._entry(destination)
         if entry_link is not None and entry_link.source == source:
             return (), source, source, (entry_link,)
         if not self._out[source] or not self._into[destination]:
@@ -211,7 +213,7 @@ class Router:
 
         What leads to a node from everywhere is worked out once, and kept, when searches for it have cost as much.
         """
-        if start in self._memories:
+        if start in self._aside:
             onward, _ = self._search(start, stop)
             return onward if start in onward else None
         table = self._tables.get(stop)
@@ -229,6 +231,7 @@ class Router:
         heap = [(0, stop)]
         bound: int | None = None  # what the best route known from start costs
         straight = {} if start is None else self._straight_from(start)
+        closed = self._memories if stop in self._aside or start in self._aside else self._aside
         while heap:
             cost, node = heappop(heap)
             if bound is not None and cost >= bound:
@@ -247,7 +250,7 @@ class Router:
                 farther, other = cost + price, link.source
                 if bound is not None and farther >= bound:
                     break
-                if other in self._memories:
+                if other in closed:
                     continue
                 known = distance.get(other)
                 if known is None or farther < known:

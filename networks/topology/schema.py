@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
@@ -13,9 +14,10 @@ from triosim.input_files.limits import GPUS
 from triosim.input_files.yaml_lines import Path
 from triosim.networks.topology.description import SECTIONS, Location
 from triosim.networks.topology.dimensional import BLOCKS, GIB, NS
-from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing
+from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing, Tier
+from triosim.networks.topology.memories import NO_MEMORIES, Drives, Expansion, HostLink, HostMemory, NodeMemories
 from triosim.networks.topology.shapes import NetworkName, ShapeSpec, Wire
-from triosim.units import parse_bandwidth, parse_time
+from triosim.units import parse_bandwidth, parse_bytes, parse_time
 
 LIST, MAPPING = "[list]", "[mapping]"  # the two forms of `links`; pydantic puts them into an error's path
 
@@ -31,6 +33,13 @@ def _latency(value: Any) -> float:
     number = _quantity(parse_time, value)
     if not 0 <= number <= LONGEST_LATENCY:
         raise ValueError(f"'{value}' is not from 0 to {LONGEST_LATENCY:g} s; write a time such as '500 ns'")
+    return number
+
+
+def _capacity(value: Any) -> float:
+    number = _quantity(parse_bytes, value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"'{value}' is not a positive number of bytes; write a capacity such as '2 TB'")
     return number
 
 
@@ -106,6 +115,7 @@ def _named(value: Any) -> Any:
 
 Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
 Latency = Annotated[float, BeforeValidator(_latency)]
+Capacity = Annotated[float, BeforeValidator(_capacity)]
 Count = Annotated[int, BeforeValidator(_count)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -115,21 +125,68 @@ class _Strict(BaseModel):
 
 
 class HostModel(_Strict):
-    """The link of each GPU to the host memory of its node."""
+    """The link of each GPU, or of several, to the host memory of its node."""
 
     bandwidth: Bandwidth
     latency: Latency = 0.0
+    gpus_per_link: Count = 1
+    gpus_per_host: Count | None = None
 
-    def wire(self) -> Wire:
+    def spec(self) -> HostLink:
         """Return it as the generators take it."""
-        return Wire(**dict(self))
+        return HostLink(**dict(self))
 
 
-class WireModel(HostModel):
+class HostMemoryModel(_Strict):
+    """The main memory of a host."""
+
+    capacity: Capacity
+    bandwidth: Bandwidth
+    simultaneous: Count | None = None
+
+    def spec(self) -> HostMemory:
+        """Return it as the generators take it."""
+        return HostMemory(**dict(self))
+
+
+class DrivesModel(_Strict):
+    """The solid-state drives of a host, all together."""
+
+    capacity: Capacity
+    read: Bandwidth
+    write: Bandwidth
+    latency: Latency = 0.0
+    simultaneous: Count | None = None
+
+    def spec(self) -> Drives:
+        """Return it as the generators take it."""
+        return Drives(**dict(self))
+
+
+class ExpansionModel(HostModel):
+    """A memory that a node has besides its host's."""
+
+    capacity: Capacity
+    memory_bandwidth: Bandwidth
+    simultaneous: Count | None = None
+
+    def expansion(self) -> Expansion:
+        """Return it as the generators take it."""
+        link = HostLink(self.bandwidth, self.latency, self.gpus_per_link, self.gpus_per_host)
+        return Expansion(link, HostMemory(self.capacity, self.memory_bandwidth, self.simultaneous))
+
+
+class WireModel(_Strict):
     """The link of a GPU to the fabric between nodes."""
 
+    bandwidth: Bandwidth
+    latency: Latency = 0.0
     gpus_per_nic: Count = 1
     network: NetworkName = "infiniband"
+
+    def spec(self) -> Wire:
+        """Return it as the generators take it."""
+        return Wire(**dict(self))
 
 
 class OverrideModel(_Strict):
@@ -149,10 +206,22 @@ class OverrideModel(_Strict):
 
 
 class NodeModel(_Strict):
-    """A node; a kind that is not given follows from the name (gpu0, switch1, host0, memory0)."""
+    """A node; a kind that is not given follows from the name (gpu0, switch1, host0, memory0).
+
+    The others are of a memory: its tier (host unless that is said), its bytes, and the bandwidth that its accesses share.
+    """
 
     name: Name
     kind: NodeKind | None = None
+    tier: Tier | None = None
+    capacity: Capacity | None = None
+    bandwidth: Bandwidth | None = None
+    simultaneous: Count | None = None
+
+    @property
+    def says_memory(self) -> bool:
+        """Whether it says something of a memory."""
+        return not self.model_fields_set <= {"name", "kind"}
 
 
 class LinkModel(_Strict):
@@ -204,14 +273,23 @@ class ShapeModel(_Strict):
     gpus_per_node: Count | None = None
     inter_node: WireModel | None = None
     host: HostModel | None = None
+    host_memory: HostMemoryModel | None = None
+    nvme: DrivesModel | None = None
+    expansion: ExpansionModel | None = None
     routing: Routing | None = None
     in_switch_reduction: bool = False
     overrides: list[OverrideModel] = []
 
-    def changes(self) -> dict[str, Any]:
-        """Return what the file says, as fields of a ShapeSpec."""
+    def changes(self, memories: NodeMemories = NO_MEMORIES) -> dict[str, Any]:
+        """Return what the file says, as fields of a ShapeSpec whose other ``memories`` stay as they are."""
         said = {key: getattr(self, key) for key in self.model_fields_set if key in ShapeSpec.__dataclass_fields__}
-        return {key: value.wire() if isinstance(value, HostModel) else value for key, value in said.items()}
+        if said.get("inter_node") is not None:
+            said["inter_node"] = said["inter_node"].spec()
+        own = {key: getattr(self, key) for key in self.model_fields_set if key in NodeMemories.__dataclass_fields__}
+        specs: dict[str, Any] = {
+            key: one.expansion() if isinstance(one, ExpansionModel) else one and one.spec() for key, one in own.items()
+        }
+        return {**said, "memories": replace(memories, **specs)} if own else said
 
 
 class PresetModel(ShapeModel):
@@ -280,6 +358,9 @@ _INNER: dict[str | int, type[BaseModel]] = {
     "routes": RouteModel,
     "nodes": NodeModel,
     "host": HostModel,
+    "host_memory": HostMemoryModel,
+    "nvme": DrivesModel,
+    "expansion": ExpansionModel,
     "inter_node": WireModel,
     LIST: LinkModel,
     MAPPING: NamedLinkModel,

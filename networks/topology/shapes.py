@@ -17,6 +17,7 @@ from triosim.errors import TopologyError
 from triosim.input_files.limits import GPUS, LINKS
 from triosim.networks.topology.description import Description
 from triosim.networks.topology.graph import BlockKind, Dimension, GraphDraft, Regularity, Routing
+from triosim.networks.topology.memories import NO_MEMORIES, NodeMemories
 
 # The NVLinks between the GPUs of a DGX-1 with V100: these pairs have two, the others one.
 _DOUBLE = ((0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7))
@@ -29,10 +30,7 @@ NetworkName = Literal["infiniband", "roce", "efa", "sockets"]
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The link of a GPU to the fabric or to its host: bytes per second in each direction, seconds, and GPUs that share it.
-
-    ``network`` is the kind of the network between nodes; a link to a host has none to speak of.
-    """
+    """The link of a GPU to the fabric: bytes per second in each direction, seconds, GPUs that share it, and its kind."""
 
     bandwidth: float
     latency: float = 0.0
@@ -60,7 +58,7 @@ class ShapeSpec:
     nodes: int | None = None
     gpus_per_node: int | None = None
     inter_node: Wire | None = None
-    host: Wire | None = None
+    memories: NodeMemories = NO_MEMORIES
     routing: Routing | None = None
     in_switch_reduction: bool = False
     default_gpus: int | None = None  # of a preset, when nobody says how many
@@ -126,11 +124,7 @@ class ShapeOutline:
             inside = set(result.links)
             _join(result, spec.inter_node, of_node)
             result.between_nodes.extend(name for name in result.links if name not in inside)
-        if spec.host is not None:
-            for index, group in enumerate(of_node):
-                host = result.node(f"host{index}", "memory")
-                for gpu in group:
-                    result.both(gpu, host, spec.host.bandwidth, spec.host.latency)
+        spec.memories.add(result, of_node)
         return result
 
     def description(self) -> Description:

@@ -24,12 +24,15 @@ from triosim.networks.topology.graph import (
     Dimension,
     Graph,
     Link,
+    Memory,
     Node,
     Regularity,
     Routing,
+    Tier,
     graph_of,
     suggested,
 )
+from triosim.networks.topology.memories import memory_of
 from triosim.networks.topology.routing import Router
 from triosim.networks.topology.shapes import ShapeOutline
 
@@ -71,7 +74,7 @@ class Topology:
         self._gpus = description.gpus
         self._build = description.graph
         self._found: dict[tuple[int | str, int | str], tuple[Link, ...]] = {}
-        self._hosts: dict[str, str | None] = {}
+        self._memories: dict[tuple[str, Tier], str | None] = {}
         if not self.regularity.complete:  # a regular one is connected
             with description.location.at() if description.location.source else nullcontext():
                 self._check_reach()
@@ -230,20 +233,31 @@ class Topology:
             raise TopologyError(f"there is no link from {start} to {stop}", where=self.name, fix=fix)
         return found
 
+    @property
+    def memories(self) -> Mapping[str, Memory]:
+        """The memories outside of GPUs of which something is known, by the names of their nodes."""
+        return self.graph.memories
+
+    def memory_of(self, gpu: int | str, tier: Tier) -> str | None:
+        """Return the memory of a tier that a GPU reaches: the nearest one, or None where there is none."""
+        key = self.node(gpu), tier
+        if key not in self._memories:
+            self._memories[key] = memory_of(self, key[0], tier)
+        return self._memories[key]
+
     def host_of(self, gpu: int | str) -> str | None:
-        """Return the host or memory that a GPU copies its inputs from: the nearest one, or None where there is none."""
-        name = self.node(gpu)
-        if name not in self._hosts:
-            hosts = frozenset(node.name for node in self.nodes.values() if node.kind in ("host", "memory"))
-            self._hosts[name] = self.router.nearest(name, hosts) if hosts else None
-        return self._hosts[name]
+        """Return the host's memory that a GPU copies its inputs from: the nearest one, or None where there is none."""
+        return self.memory_of(gpu, "host")
 
     def _route(self, source: str, destination: str) -> tuple[Link, ...]:
         given = self.graph.routes.get((source, destination))
         links = given if given is not None else self.router.route(source, destination)
         if links is None:
             raise self._cut_off(source, destination)
-        return links
+        if not self.graph.memories:
+            return links
+        ends = dict.fromkeys((source, destination))
+        return (*links, *(self.links[one.port] for end in ends if (one := self.memories.get(end)) and one.port))
 
     def _check_reach(self) -> None:
         """Raise TopologyError if a GPU does not reach another; links without ends are used by given routes alone."""

@@ -43,7 +43,10 @@ class OneBytePerSecond:
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
         self.topology = SimpleNamespace(
-            node=lambda name: f"gpu{name}" if isinstance(name, int) else name, host_of=lambda gpu: "host0", name="test"
+            node=lambda name: f"gpu{name}" if isinstance(name, int) else name,
+            memory_of=lambda gpu, tier: f"{tier}0",
+            memories={},
+            name="test",
         )
 
     def transfer(self, source: object, destination: object, nbytes: float) -> simpy.Event:

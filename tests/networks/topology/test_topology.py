@@ -80,7 +80,8 @@ def test_every_preset_stands_for_a_system_with_hosts_to_copy_from(name: str) -> 
         assert host is not None
         assert topology.nodes[host].kind in ("host", "memory")
         assert topology.route(host, gpu)
-    if not name.endswith("-pcie"):  # in which GPUs reach each other through the host
+    assert topology.outline is not None
+    if topology.outline.spec.topology != "pcie_tree":  # in which GPUs reach each other through the host
         assert not any(link.source == topology.host_of(0) for link in topology.route(0, len(topology.gpus) - 1))
 
 

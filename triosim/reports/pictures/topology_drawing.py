@@ -86,7 +86,7 @@ def _whole(topology: Topology) -> Drawing:
 
     def ends(link: Link) -> tuple[str, str] | None:
         both = link.source, link.destination
-        return both if all(name in nodes for name in both) else None
+        return both if link.source != link.destination and all(name in nodes for name in both) else None
 
     return Drawing(nodes, lines, ends, left_out=frozenset(left_out))
 

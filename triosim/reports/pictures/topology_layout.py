@@ -38,20 +38,21 @@ class DrawnLink:
 
 
 def hanging_memories(topology: Topology) -> set[str]:
-    """Return the memories that are linked to GPUs alone; they would hide the other nodes."""
-    linked: dict[str, set[str]] = {name: set() for name, node in topology.nodes.items() if node.kind == "memory"}
+    """Return the memories to which nothing but GPUs leads, and the ports to them; they would hide the other nodes."""
+    kinds = ("memory", "port")
+    linked: dict[str, set[str]] = {name: set() for name, node in topology.nodes.items() if node.kind in kinds}
     for link in topology.links.values():
         for memory, other in ((link.source, link.destination), (link.destination, link.source)):
             if memory in linked and other:
                 linked[memory].add(topology.nodes[other].kind)
-    return {memory for memory, kinds in linked.items() if kinds == {"gpu"}}
+    return {name for name, others in linked.items() if others and others <= {"gpu", *kinds}}
 
 
 def merged(topology: Topology, left_out: set[str]) -> list[DrawnLink]:
     """Return the lines to draw: one for two equal directions, and one for parallel links with their total bandwidth."""
     both: dict[tuple[str, str], list[float]] = {}
     for link in topology.links.values():
-        if link.source and not left_out & {link.source, link.destination}:
+        if link.source != link.destination and not left_out & {link.source, link.destination}:
             entry = both.setdefault((link.source, link.destination), [0.0, link.latency])
             entry[0] += link.bandwidth
     lines: dict[tuple[str, str], DrawnLink] = {}

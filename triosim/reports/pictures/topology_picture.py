@@ -14,7 +14,9 @@ from triosim.reports.pictures.topology_layout import blocked, rows_and_columns
 from triosim.reports.terminal.topology_table import plural
 from triosim.units import format_bandwidth, format_time
 
-KINDS = {"gpu": "#2f6db3", "block": "#5b87bd", "switch": "#3f8f5b", "host": "#c4702b", "memory": "#8a6bb0"}
+KINDS = {
+    "gpu": "#2f6db3", "block": "#5b87bd", "switch": "#3f8f5b", "port": "#7a8f3f", "host": "#c4702b", "memory": "#8a6bb0"
+}  # fmt: skip
 LINES = ("#4a4a4a", "#c23b3b", "#2b9aa8", "#b8860b", "#7d4fb3", "#3f8f5b", "#d0679d", "#6b7a8f")
 MOST_LABELLED = 12  # lines that carry their bandwidth; a legend says it in any case
 _BLANK = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
@@ -137,4 +139,4 @@ def _title(topology: Topology, left_out: frozenset[str]) -> str:
 
 
 def _words(kind: str, count: int) -> str:
-    return f"{'host ' * (kind == 'memory')}{plural(kind, count)}"
+    return plural(kind, count)

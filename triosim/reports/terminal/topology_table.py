@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -43,7 +43,9 @@ def render(topology: Topology) -> RenderableType:
         parts.append(Text(f"optical circuits of the network photonic: {_optics(optics)}"))
     if not total:
         return Group(*parts)
-    links = pairs(topology.links.values())
+    if topology.memories:
+        parts.append(table("Memories", "node", "tier", "capacity", "bandwidth", "at once", rows=_memories(topology)))
+    links = pairs(link for link in topology.links.values() if not link.source or link.source != link.destination)
     by_kind = Counter(
         (_kind(topology, link.source), both, _kind(topology, link.destination), link.bandwidth, link.latency)
         for link, both in links
@@ -65,6 +67,20 @@ def render(topology: Topology) -> RenderableType:
             rows.append((shorten(link.source, 18), _ARROW[both], shorten(link.destination, 18), name, *speed))
         parts.append(_table("Links", "name", rows))
     return Group(*spaced(parts))
+
+
+def _memories(topology: Topology) -> Iterator[Sequence[str]]:
+    """Yield the rows of the memories outside of GPUs; what is not known is left blank."""
+    for name, one in topology.memories.items():
+        capacity = "" if math.isinf(one.capacity) else format_bytes(one.capacity)
+        bandwidth = "" if one.port is None else format_bandwidth(topology.links[one.port].bandwidth)
+        yield (
+            shorten(name, 18),
+            one.tier,
+            capacity,
+            bandwidth,
+            "" if one.simultaneous is None else str(one.simultaneous),
+        )
 
 
 def _optics(optics: Optics) -> str:
