@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 from test_live_ranks import run
 
 torch = pytest.importorskip("torch")
+
+from triosim.tracer.programs import program_tracer  # noqa: E402
 
 #: Each function changes what lies in the folder "user", or adds to it; what it prints is what it found.
 WRITERS = """
@@ -134,7 +138,7 @@ def has_landlock() -> bool:
     ("write", "said"),
     [
         ("ctypes.CDLL(None).unlink(b'user/notes'); raise SystemExit(ctypes.get_errno())", ""),
-        ("os.open('notes', os.O_WRONLY, dir_fd=os.open('user', os.O_RDONLY))", "files outside --files are only read"),
+        ("open('/proc/self/fd/%d' % os.open('user/notes', os.O_RDONLY), 'w')", "files outside --files are only read"),
     ],
 )
 def test_what_no_replaced_function_reaches_is_refused(tmp_path: Path, user: Path, write: str, said: str) -> None:
@@ -142,3 +146,108 @@ def test_what_no_replaced_function_reaches_is_refused(tmp_path: Path, user: Path
     done = run(tmp_path, f"import ctypes, os, subprocess\n{write}\n", "-q")
     assert said in done.stderr
     assert digest(user) == before
+
+
+#: Each way to change a file, in a folder of its own with "file", "sub/inner", "link", "array.npy" and "data.db"; whether the
+#: script then finds what it did.
+WAYS = """
+import fcntl, fileinput, logging, mmap, multiprocessing, os, pathlib, shutil, sqlite3, subprocess, sys, tempfile
+import numpy as np, torch
+def holds(text, file="file"):
+    return open(file).read().startswith(text)
+def sh(line):
+    subprocess.run(line, shell=True, check=True, capture_output=True)
+def locked():
+    with open("file", "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX); fcntl.lockf(file, fcntl.LOCK_EX); file.write("LOCKED"); file.flush()
+def mapped():
+    with open("file", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[:2] = b"MM"
+def by_descriptor():
+    opened = os.open("file", os.O_RDWR); os.pwrite(opened, b"FD", 0); os.ftruncate(opened, 2); os.fchmod(opened, 0o600)
+def array():
+    made = np.memmap("file", dtype="u1", mode="r+"); made[:2] = 65; made.flush()
+def in_array():
+    made = np.lib.format.open_memmap("array.npy", mode="r+"); made[:] = 7; made.flush()
+def database():
+    with sqlite3.connect("data.db") as known:
+        known.execute("insert into t values (2)")
+def beside():
+    made = tempfile.NamedTemporaryFile(dir=".", delete=False); made.write(b"tmp"); made.close(); os.replace(made.name, "file")
+def in_place():
+    for line in fileinput.input("file", inplace=True):
+        print(line.upper(), end="")
+def logged():
+    handler = logging.FileHandler("file", mode="w"); handler.emit(logging.makeLogRecord({"msg": "logged"})); handler.close()
+def child():
+    open("file", "r+").write("CHILD")
+def started(method):
+    process = multiprocessing.get_context(method).Process(target=child); process.start(); process.join()
+WAYS = [
+    (locked, lambda: holds("LOCKED")),
+    (mapped, lambda: holds("MM")),
+    (by_descriptor, lambda: holds("FD")),
+    (array, lambda: holds("AA")),
+    (in_array, lambda: np.load("array.npy").tolist() == [7, 7]),
+    (database, lambda: len(list(sqlite3.connect("data.db").execute("select * from t"))) == 2),
+    (beside, lambda: holds("tmp")),
+    (in_place, lambda: holds("HELLO")),
+    (logged, lambda: holds("logged")),
+    (lambda: os.truncate("file", 2), lambda: os.path.getsize("file") == 2),
+    (lambda: shutil.move("sub", "moved"), lambda: holds("inner", "moved/inner") and not os.path.exists("sub")),
+    (lambda: shutil.move("file", "sub"), lambda: holds("hello", "sub/file")),
+    (lambda: shutil.rmtree("sub"), lambda: not os.path.exists("sub")),
+    (lambda: shutil.copytree("sub", ".", dirs_exist_ok=True), lambda: holds("inner", "inner")),
+    (lambda: pathlib.Path("hard").hardlink_to("file") or open("hard", "w").write("both"), lambda: holds("both")),
+    (lambda: open("link", "w").write("led"), lambda: holds("led") and os.path.islink("link")),
+    (lambda: os.chmod("sub", 0o700), lambda: os.stat("sub").st_mode & 0o777 == 0o700),
+    (lambda: os.utime("file", (1, 1)), lambda: os.stat("file").st_mtime == 1),
+    (lambda: torch.save(torch.ones(3), "file"), lambda: torch.load("file").shape == (3,)),
+    (lambda: started("spawn"), lambda: holds("CHILD")),
+    (lambda: started("fork"), lambda: holds("CHILD")),
+    (lambda: sh("rm -rf sub file"), lambda: not os.path.exists("sub") and not os.path.exists("file")),
+    (lambda: sh("cp sub/inner file; cp -l file second; echo new > second"), lambda: holds("new")),
+    (lambda: sh("sed -i s/hello/bye/ file"), lambda: holds("bye")),
+    (lambda: sh("mv sub/inner file; mv sub other"), lambda: holds("inner") and os.listdir("other") == []),
+    (lambda: sh("touch -d @5 file; chmod 700 . sub; truncate -s 1 file"), lambda: os.path.getsize("file") == 1),
+    (lambda: sh("tar cf t file; echo x > file; tar xf t"), lambda: holds("hello")),
+    (lambda: sh("find . -name inner -delete"), lambda: os.listdir("sub") == []),
+    (lambda: sh(sys.executable + " -S -E -c \\"open('file', 'r+').write('PY')\\""), lambda: holds("PY")),
+    (lambda: os.popen("echo popen > file").close(), lambda: holds("popen")),
+]
+if __name__ == "__main__":
+    for number, (does, is_done) in enumerate(WAYS):
+        os.chdir(f"ways/{number}")
+        does()
+        print(number, is_done())
+        os.chdir("../..")
+"""
+
+
+def states(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return what is in a folder: rights, times, names and contents."""
+    found = {}
+    for path in (folder, *sorted(folder.rglob("*"))):
+        state = path.lstat()
+        held = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        found[str(path)] = (state.st_mode, state.st_mtime_ns, state.st_nlink, state.st_ino, held)
+    return found
+
+
+@pytest.mark.skipif(not program_tracer.is_able(), reason="programs are watched on Linux on x86-64")
+def test_no_way_to_change_a_file_changes_it_and_the_script_finds_what_it_did(tmp_path: Path) -> None:
+    count = len(re.findall(r"^    \(.*\),$", WAYS, re.MULTILINE))
+    for number in range(count):
+        folder = tmp_path / "ways" / str(number)
+        (folder / "sub").mkdir(parents=True)
+        (folder / "file").write_text("hello\n")
+        (folder / "sub" / "inner").write_text("inner")
+        (folder / "link").symlink_to("file")
+        numpy.save(folder / "array.npy", numpy.array([1, 2]))
+        with sqlite3.connect(folder / "data.db") as known:
+            known.execute("create table t (a)")
+            known.execute("insert into t values (1)")
+    before = states(tmp_path / "ways")
+    done = run(tmp_path, WAYS, "-q")
+    assert (done.stdout.splitlines(), done.returncode) == ([f"{one} True" for one in range(count)], 0), done.stderr
+    assert states(tmp_path / "ways") == before

@@ -8,8 +8,9 @@ reserved memory is what is allocated, and everything fits.
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,18 @@ from triosim.memory.allocator.settings import AllocatorSettings, settings_of_env
 from triosim.tracer.memory.memory_history import MemoryHistory
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.storages import StorageTracker
+
+#: The settings that PyTorch knows: those of any accelerator (``c10/core/AllocatorConfig.h``), and those of CUDA alone.
+_SETTINGS = frozenset(
+    (
+        *("max_split_size_mb", "max_non_split_rounding_mb", "garbage_collection_threshold", "roundup_power2_divisions"),
+        *("expandable_segments", "large_segment_size_mb", "pinned_use_background_threads", "pinned_max_cached_size_mb"),
+        *("pinned_max_round_threshold_mb", "pinned_reserve_segment_size_mb", "pinned_num_register_threads"),
+        *("pinned_use_cuda_host_register", "pinned_use_hip_host_register", "release_lock_on_cudamalloc"),
+        *("release_lock_on_hipmalloc", "backend", "graph_capture_record_stream_reuse", "per_process_memory_fraction"),
+        "throw_on_cudamalloc_oom",
+    )
+)
 
 
 def install(patches: Patches, gpu: Gpu, storages: StorageTracker, wait: Callable[[], None]) -> None:
@@ -51,6 +64,7 @@ class LimitedAllocator(CachingAllocator):
     def malloc(self, nbytes: int, stream: str = "compute", owner: int = -1) -> MemoryBlock:
         """Return a block. Raises ``torch.cuda.OutOfMemoryError``."""
         if not self.count:
+            _check_settings(os.environ)
             self.settings = replace(settings_of_environment(os.environ), memory_fraction=self.settings.memory_fraction)
         try:
             block = super().malloc(nbytes, stream, owner)
@@ -88,6 +102,18 @@ class LimitedAllocator(CachingAllocator):
             "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
             "Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
         )
+
+
+def _check_settings(variables: Mapping[str, str]) -> None:
+    """Raise PyTorch's own ``ValueError`` where the environment has settings that its allocator refuses."""
+    text = variables.get("PYTORCH_ALLOC_CONF") or variables.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    parse = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if not text or parse is None:
+        return
+    parse(text)
+    for key in re.findall(r"([A-Za-z_]\w*)\s*:", re.sub(r"\[.*?\]", "", text)):
+        if key not in _SETTINGS:
+            raise ValueError(f"Unrecognized key '{key}' in Accelerator allocator config.")
 
 
 def _size(nbytes: int) -> str:

@@ -51,9 +51,7 @@ _UNWATCHED = (
 def main(folders: str, temporary: str, executable: str, arguments: list[str]) -> None:
     """Become a program, with what watches it beside. ``folders`` are the overlay's, ``temporary`` one for listings."""
     overlay, *shared = folders.split(os.pathsep)
-    if is_able() and _is_watched(overlay, tuple(shared), temporary):
-        _stop_at_calls(CALLS)
-    else:
+    if not (is_able() and _is_watched(overlay, tuple(shared), temporary) and _stop_at_calls(CALLS)):
         print(_UNWATCHED, file=sys.stderr, flush=True)
     os.execvp(executable, arguments)
 
@@ -194,8 +192,8 @@ class _Stopped:
             _ptrace(_SET_REGISTERS, self.pid, 0, ctypes.addressof(self._registers))
 
 
-def _stop_at_calls(numbers: Iterable[int]) -> None:
-    """Stop this process, and what it becomes and starts, at calls of these numbers, for ever."""
+def _stop_at_calls(numbers: Iterable[int]) -> bool:
+    """Stop this process, and what it becomes and starts, at calls of these numbers, for ever; return whether that works."""
     wanted = sorted(numbers)
     count = len(wanted)
     code = [_instruction(0x20, 4), _instruction(0x15, _X86_64, 1, 0), _instruction(0x06, _ALLOW), _instruction(0x20, 0)]
@@ -204,8 +202,7 @@ def _stop_at_calls(numbers: Iterable[int]) -> None:
     program = ctypes.create_string_buffer(b"".join(code))
     length_and_code = struct.pack("HxxxxxxP", len(code), ctypes.addressof(program))
     prctl = ctypes.CDLL(None).prctl
-    prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    prctl(_SET_SECCOMP, _FILTER, length_and_code, 0, 0)
+    return prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and prctl(_SET_SECCOMP, _FILTER, length_and_code, 0, 0) == 0
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

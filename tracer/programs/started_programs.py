@@ -35,6 +35,8 @@ def install(patches: Patches, files: FileOverlay) -> None:
     patches.make([Patch(subprocess.Popen, "__init__", programs.starting(subprocess.Popen.__init__))])
     if program_tracer.is_able():
         patches.make([Patch(os, "system", programs.in_a_shell(os.system))])
+        for name in ("posix_spawn", "posix_spawnp", "execv", "execve"):
+            patches.make([Patch(os, name, programs.by_path(getattr(os, name)))])
 
 
 class _Programs:
@@ -63,10 +65,26 @@ class _Programs:
         """Return a function that runs a shell's command line (``os.system``)."""
         return wraps(original)(lambda command: original(shlex.join(self._command(_SHELL, [_SHELL, "-c", command]))))
 
+    def by_path(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of ``os`` that starts a program, or becomes one, by its path, words and environment."""
+
+        @wraps(original)
+        def function(path: Any, args: Sequence[Any], *others: Any, **kwargs: Any) -> Any:
+            env = others[0] if others else kwargs.get("env")
+            is_path = isinstance(path, (str, bytes, os.PathLike)) and len(args) > 0
+            watched = self._watched(args, {"executable": path, "env": env}) if is_path else None
+            if watched is None:
+                return original(path, args, *others, **kwargs)
+            return original(watched[0], watched, *others, **kwargs)
+
+        return function
+
     def _watched(self, args: Any, kwargs: Mapping[str, Any]) -> list[str] | None:
         """Return the command that starts a program watched; None for one that is started as it is, or is not there."""
         given = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
         words = [os.fsdecode(one) for one in given]
+        if _START in words:
+            return None  # it is the one that watches
         executable = kwargs.get("executable")
         if kwargs.get("shell"):
             shell = _SHELL if executable is None else os.fsdecode(executable)

@@ -8,10 +8,12 @@ removes or renames is not made: the overlay does it, and the program gets the an
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +26,11 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _OF_PROGRAMS = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt")
 #: A folder of more names is listed as it was before the run.
 _MOST_LISTED = 10_000
+
+
+#: Of so many listings those that nobody reads any more are removed.
+_MANY_LISTINGS = 64
+_RIGHTS = 0o7777
 
 
 class StoppedCall(Protocol):
@@ -69,6 +76,8 @@ class PathCalls:
         self._files = files
         self._temporary = temporary
         self._listed: dict[str, str] = {}  # folders, by those that list them
+        self._made: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}  # those, by the folder and what they show
+        self._most_made = _MANY_LISTINGS
 
     def handle(self, stopped: StoppedCall) -> None:
         """Let a stopped call do what it does over the overlay."""
@@ -184,19 +193,38 @@ class PathCalls:
         names = files.names(path)
         if len(names) > _MOST_LISTED:
             return path
+        places = {name: os.fspath(files.to_read(os.path.join(path, name), follow=False)) for name in names}
+        known = files.logical(os.path.realpath(place))
         with files.as_it_is():
-            made = tempfile.mkdtemp(dir=self._temporary)
-        self._listed[made] = files.logical(os.path.realpath(place))
-        for name in names:
-            kind = os.path.join(path, name)
-            with files.as_it_is():
-                _stand_in(os.fspath(files.to_read(kind, follow=False)), os.path.join(made, name))
-        return made
+            shows = known, tuple([(name, _kind(original)) for name, original in places.items()])
+            if shows not in self._made:
+                self._forget_unused()
+                self._made[shows] = tempfile.mkdtemp(dir=self._temporary)
+                self._listed[self._made[shows]] = known
+                for name, original in places.items():
+                    _stand_in(original, os.path.join(self._made[shows], name))
+        return self._made[shows]
+
+    def _forget_unused(self) -> None:
+        """Remove listings, where there are many, that no program has open or is in."""
+        if len(self._made) < self._most_made:
+            return
+        held = set(_open_files())
+        for shows, folder in list(self._made.items()):
+            if not any(f"{one}{os.sep}".startswith(f"{folder}{os.sep}") for one in held):
+                shutil.rmtree(folder, ignore_errors=True)
+                del self._made[shows], self._listed[folder]
+        self._most_made = max(_MANY_LISTINGS, 2 * len(self._made))
 
     def make_folder(self, stopped: StoppedCall, call: Call) -> None:
-        """Make a folder."""
-        mode = stopped.argument(call.path + 1)
-        self._done(stopped, [(call.path, call.folder)], lambda path: os.mkdir(path, mode))
+        """Make a folder, with the rights that the program's own mask of rights leaves."""
+        mode = stopped.argument(call.path + 1) & _RIGHTS & ~_mask(stopped.pid)
+
+        def make(path: str) -> None:
+            os.mkdir(path)
+            os.chmod(path, mode)
+
+        self._done(stopped, [(call.path, call.folder)], make)
 
     def remove(self, stopped: StoppedCall, call: Call) -> None:
         """Remove a file, or a folder."""
@@ -255,6 +283,27 @@ def _signed(number: int) -> int:
     """Return the signed number of 32 bits that a register holds."""
     number &= 0xFFFFFFFF
     return number - (1 << 32) if number >> 31 else number
+
+
+def _open_files() -> Iterator[str]:
+    """Yield the files and folders that programs have open or are in, as far as this one may know."""
+    for descriptors in glob.iglob("/proc/[0-9]*/fd"):
+        for one in (*glob.iglob(f"{descriptors}/*"), f"{os.path.dirname(descriptors)}/cwd"):
+            with suppress(OSError):
+                yield os.readlink(one)
+
+
+def _mask(pid: int) -> int:
+    """Return the rights that a program takes from what it makes (``umask``)."""
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+        return next((int(line.split()[1], 8) for line in status if line.startswith("Umask:")), 0)
+
+
+def _kind(original: str) -> str:
+    """Return what stands for something in a folder's listing: where a link leads, or which kind it is."""
+    if os.path.islink(original):
+        return f"link {os.readlink(original)}"
+    return "folder" if os.path.isdir(original) else "file"
 
 
 def _stand_in(original: str, place: str) -> None:

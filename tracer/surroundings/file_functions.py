@@ -24,6 +24,7 @@ from triosim.tracer.surroundings.file_overlay import FileOverlay
 from triosim.tracer.surroundings.merged_folders import Entry, Scan
 
 Function = Callable[..., Any]
+_OPEN_FILES = "/proc/self/fd"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: Functions of ``os`` whose first argument is a path to read, of which the last ones mean a link itself.
 _READING = ("stat", "access", "statvfs", "getxattr", "listxattr")
@@ -31,6 +32,8 @@ _READING_LINKS = ("lstat", "readlink")
 #: Functions of ``os`` that change what lies at their first argument.
 _CHANGING = ("truncate", "utime", "chmod", "chown", "setxattr", "removexattr")
 _CHANGING_LINKS = ("lchown", "mkfifo", "mknod")
+#: Those that change an open file, and are called as another one with an "f" before.
+_CHANGING_OPEN = ("fchmod", "fchown")
 
 
 def install(patches: Patches, files: FileOverlay) -> None:
@@ -72,7 +75,10 @@ class _Functions:
         files = self._files
         yield from self._translated(_READING, files.to_read)
         yield from self._translated(_READING_LINKS, partial(files.to_read, follow=False))
-        yield from self._translated(_CHANGING, partial(files.to_write, copy=True))
+        yield from self._translated(_CHANGING, partial(files.to_write, copy=True), opened=True)
+        for name in _CHANGING_OPEN:
+            if (original := getattr(os, name, None)) is not None:
+                yield original, self._change_of_open(original, getattr(os, name[1:]))
         yield from self._translated(_CHANGING_LINKS, partial(files.to_write, copy=True, follow=False))
         yield from self._translated(("chdir",), files.to_enter)
         for name, function in (("getcwd", str), ("getcwdb", os.fsencode)):
@@ -95,21 +101,62 @@ class _Functions:
         """Whether a call is to do what it always did: for a file that is open, or where the overlay calls it."""
         return self._files.is_real or not isinstance(path, (str, bytes, os.PathLike))
 
-    def _translated(self, names: tuple[str, ...], place: Function) -> Iterator[tuple[Function, Function]]:
+    def _translated(
+        self, names: tuple[str, ...], place: Function, *, opened: bool = False
+    ) -> Iterator[tuple[Function, Function]]:
         for name in names:
             if (original := getattr(os, name, None)) is not None:
-                yield original, self._replacement(original, place)
+                yield original, self._replacement(original, place, opened)
 
-    def _replacement(self, original: Function, place: Function) -> Function:
-        """Return a function whose first argument is a path, which lies at another place."""
+    def _replacement(self, original: Function, place: Function, opened: bool = False) -> Function:
+        """Return a function whose first argument is a path, which lies at another place, or, where asked, an open file."""
 
         @wraps(original)
         def function(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            path = self._whole(path, kwargs)
+            if opened and isinstance(path, int) and not self._files.is_real:
+                path = self._path_below(path)
             if self._is_free(path) or kwargs.get("dir_fd") is not None:
                 return original(path, *args, **kwargs)
             return _called(original, place(path), path, *args, **kwargs)
 
         return function
+
+    def _change_of_open(self, original: Function, by_path: Function) -> Function:
+        """Return a function that changes an open file; of one of before the run it changes the copy, by its path."""
+
+        @wraps(original)
+        def function(fd: int, *args: Any) -> Any:
+            path = fd if self._files.is_real else self._path_below(fd)
+            if path is fd:
+                return original(fd, *args)
+            return by_path(self._files.to_write(path, copy=True), *args)
+
+        return function
+
+    def _path_below(self, descriptor: int) -> int | str:
+        """Return the path of an open file that existed before the run; of any other its descriptor."""
+        try:
+            path = os.readlink(f"{_OPEN_FILES}/{descriptor}")
+        except OSError:
+            return descriptor
+        return path if self._files.upper(path) is not None and os.path.isabs(path) else descriptor
+
+    def _whole(self, path: Any, kwargs: dict[str, Any], name: str = "dir_fd") -> Any:
+        """Return a path with the folder that a call names by a descriptor, which is taken from the arguments."""
+        descriptor = kwargs.get(name)
+        if descriptor is None or self._is_free(path):
+            return path
+        try:
+            folder = self._files.logical(os.readlink(f"{_OPEN_FILES}/{descriptor}"))
+        except OSError:
+            return path
+        del kwargs[name]
+        return os.path.join(os.fsencode(folder) if isinstance(os.fspath(path), bytes) else folder, path)
+
+    def _both(self, source: Any, target: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the two paths of a call with the folders that it names by descriptors."""
+        return self._whole(source, kwargs, "src_dir_fd"), self._whole(target, kwargs, "dst_dir_fd")
 
     def _open(self, original: Function) -> Function:
         @wraps(original)
@@ -127,6 +174,7 @@ class _Functions:
     def _open_descriptor(self, original: Function) -> Function:
         @wraps(original)
         def function(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
+            path = self._whole(path, kwargs)
             if self._is_free(path) or kwargs.get("dir_fd") is not None:
                 return original(path, flags, *args, **kwargs)
             if flags & os.O_CREAT and flags & os.O_EXCL and self._files.exists(path):
@@ -157,9 +205,10 @@ class _Functions:
 
     def _mkdir(self, original: Function) -> Function:
         @wraps(original)
-        def function(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-            if self._is_free(path) or dir_fd is not None:
-                original(path, mode, dir_fd=dir_fd)
+        def function(path: Any, mode: int = 0o777, **kwargs: Any) -> None:
+            path = self._whole(path, kwargs)
+            if self._is_free(path) or kwargs:
+                original(path, mode, **kwargs)
             elif self._files.exists(path):
                 raise _error(errno.EEXIST, path)
             else:
@@ -169,10 +218,11 @@ class _Functions:
 
     def _removal(self, original: Function) -> Function:
         @wraps(original)
-        def function(path: Any, *, dir_fd: int | None = None) -> None:
-            upper = None if self._is_free(path) or dir_fd is not None else self._files.upper(path)
+        def function(path: Any, **kwargs: Any) -> None:
+            path = self._whole(path, kwargs)
+            upper = None if self._is_free(path) or kwargs else self._files.upper(path)
             if upper is None:
-                original(path, dir_fd=dir_fd)
+                original(path, **kwargs)
                 return
             folder = stat.S_ISDIR(os.lstat(path).st_mode)
             if folder != (original.__name__ == "rmdir"):
@@ -192,7 +242,8 @@ class _Functions:
         @wraps(original)
         def function(source: Any, target: Any, **kwargs: Any) -> None:
             files = self._files
-            if self._is_free(source) or self._is_free(target):
+            source, target = self._both(source, target, kwargs)
+            if self._is_free(source) or self._is_free(target) or kwargs:
                 original(source, target, **kwargs)
                 return
             folder = stat.S_ISDIR(os.lstat(source).st_mode)
@@ -215,6 +266,7 @@ class _Functions:
     def _symlink(self, original: Function) -> Function:
         @wraps(original)
         def function(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+            target = self._whole(target, kwargs)
             if not self._is_free(target) and self._files.exists(target):
                 raise _error(errno.EEXIST, source, target)
             place = target if self._is_free(target) else self._files.to_write(target, follow=False)
@@ -223,16 +275,28 @@ class _Functions:
         return function
 
     def _link(self, original: Function) -> Function:
-        """Return a function that copies a file: the script's part of what another name shows is the copy."""
+        """Return a function that gives a file a second name; one of before the run is copied first, and the copy has both."""
 
         @wraps(original)
         def function(source: Any, target: Any, **kwargs: Any) -> None:
-            if self._is_free(source) or self._is_free(target):
+            files = self._files
+            source, target = self._both(source, target, kwargs)
+            if self._is_free(source) or self._is_free(target) or kwargs.keys() - {"follow_symlinks"}:
                 original(source, target, **kwargs)
-            elif self._files.exists(target):
+                return
+            if files.exists(target):
                 raise _error(errno.EEXIST, source, target)
-            else:
-                shutil.copy2(source, target)
+            if stat.S_ISDIR(os.lstat(source).st_mode):
+                raise _error(errno.EPERM, source, target)
+            held = files.to_write(source, copy=True, follow=False)
+            place = files.to_write(target, follow=False)
+            with files.as_it_is():
+                try:
+                    original(held, place, follow_symlinks=False)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise _error(error.errno or errno.EIO, source, target) from None
+                    shutil.copy2(held, place, follow_symlinks=False)  # from a folder that is shared
 
         return function
 

@@ -80,7 +80,9 @@ class FileOverlay:
         if os.path.isdir(self.to_read(os.path.dirname(whole))):
             os.makedirs(os.path.dirname(upper), exist_ok=True)
         if copy and not os.path.lexists(upper) and not self._is_deleted(upper):
-            if os.path.isfile(whole):
+            if not follow and os.path.islink(whole):
+                os.symlink(os.readlink(whole), upper)
+            elif os.path.isfile(whole):
                 _copy(whole, upper)
             elif os.path.isdir(whole):
                 os.makedirs(upper)

@@ -238,4 +238,5 @@ def _import_worker(module: str) -> None:
 
 
 def _run_worker(connection: Connection, job: CaptureJob, rank: int, folder: Path, shown: bool) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until it can answer
     importlib.import_module(_WORKER).capture_rank(job, rank, connection, folder, shown=shown)

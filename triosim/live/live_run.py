@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -145,6 +146,8 @@ class LiveRun:
 
 
 def _run_rank(*given: Any) -> None:
+    for asked in (signal.SIGUSR1, signal.SIGUSR2):  # until it can answer
+        signal.signal(asked, signal.SIG_IGN)
     importlib.import_module(_WORKER).run_rank(*given)
 
 

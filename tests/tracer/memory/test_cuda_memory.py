@@ -154,3 +154,28 @@ def test_what_else_may_be_asked_of_memory(device: FakeDevice) -> None:
     assert torch.cuda.get_per_process_memory_fraction() == 1
     assert torch.cuda.memory.get_allocator_backend() == "native"
     assert torch.cuda.memory.host_memory_stats()["allocated_bytes.current"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("no_such_setting:1", "Unrecognized key 'no_such_setting'"),
+        ("max_split_size_mb:1", "max_split_size_mb too small"),
+        ("expandable_segments:maybe", "Expected 'True' or 'False'"),
+    ],
+)
+def test_settings_that_pytorch_refuses_are_an_error(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, settings: str, said: str
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", settings)
+    with pytest.raises(ValueError, match=said):
+        torch.empty(100, device="cuda")
+
+
+def test_settings_of_pytorch_that_change_nothing_here_are_accepted(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "PYTORCH_ALLOC_CONF", "backend:native,roundup_power2_divisions:[256:1,512:2,>:4],pinned_num_register_threads:4"
+    )
+    assert torch.empty(100, device="cuda").shape == (100,)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from triosim.tracer.patches import Patches
-from triosim.tracer.programs import program_tracer, started_programs
+from triosim.tracer.programs import program_tracer, started_programs, traced_calls
 from triosim.tracer.surroundings import file_functions
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
@@ -98,3 +98,45 @@ def test_programs_end_as_they_always_do(folder: Path) -> None:
     assert sleeping.wait() == -signal.SIGTERM
     assert shell("sleep 2 > /dev/null 2>&1 & echo started") == "started\n"  # nobody waits for the other one
     assert subprocess.run(["cat"], input="text", capture_output=True, text=True).stdout == "text"
+
+
+def test_folders_that_a_program_makes_have_the_rights_that_its_mask_leaves(folder: Path) -> None:
+    shell("umask 077; mkdir closed; umask 0; mkdir open; mkdir -m 711 asked")
+    assert [os.stat(name).st_mode & 0o777 for name in ("closed", "open", "asked")] == [0o700, 0o777, 0o711]
+
+
+def test_hard_links_of_programs_are_two_names_of_one_file(folder: Path) -> None:
+    shell("ln notes second; echo new > second; cp -l deep/data third; rm notes")
+    assert (Path("second").read_text(), sorted(os.listdir())) == ("new\n", ["deep", "second", "third"])
+
+
+def test_listings_of_folders_are_kept_while_they_are_true_and_read(folder: Path) -> None:
+    Path("deep/new").write_text("")
+    environment = {**os.environ, "LISTINGS": str(folder.parent / "temporary")}
+    same = "for i in 1 2 3 4 5 6; do ls deep > /dev/null; done; ls $LISTINGS | wc -l"
+    assert int(shell(same, env=environment)) == 1
+    changing = "for i in $(seq 80); do : > deep/$i; ls deep > /dev/null; done; ls $LISTINGS | wc -l"
+    assert 1 < int(shell(changing, env=environment)) <= traced_calls._MANY_LISTINGS
+    assert len(shell("ls deep").split()) == 82
+
+
+@pytest.mark.parametrize("start", ["posix_spawn", "exec"])
+def test_programs_that_are_started_by_their_path_are_watched(folder: Path, start: str) -> None:
+    words = ["sh", "-c", "echo new > notes; cat deep/data > copy"]
+    if start == "posix_spawn":
+        process = os.posix_spawn("/bin/sh", words, os.environ)
+    elif not (process := os.fork()):
+        os.execv("/bin/sh", words)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert (Path("notes").read_text(), Path("copy").read_text()) == ("new\n", "data")
+
+
+def test_a_program_that_cannot_be_stopped_at_its_calls_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(program_tracer, "_is_watched", lambda *_: True)
+    monkeypatch.setattr(program_tracer, "_SET_SECCOMP", 10**6)  # no operation of prctl
+    monkeypatch.setattr(program_tracer, "_NO_NEW_PRIVILEGES", 3)  # one that changes nothing
+    monkeypatch.setattr(os, "execvp", lambda *_: None)
+    program_tracer.main(str(tmp_path), str(tmp_path), "true", ["true"])
+    assert "no program be watched" in capsys.readouterr().err

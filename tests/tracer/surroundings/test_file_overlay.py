@@ -122,6 +122,10 @@ def test_temporary_files_are_closed_and_lie_in_the_overlay(overlay: FileOverlay)
     assert made.startswith(os.environ["TMPDIR"])
 
 
+def opened_folder(path: str) -> int:
+    return os.open(os.path.dirname(path), os.O_RDONLY)
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -138,6 +142,12 @@ def test_temporary_files_are_closed_and_lie_in_the_overlay(overlay: FileOverlay)
         lambda path: (os.symlink(path, f"{path}.new"), Path(f"{path}.new").write_text("through a link")),
         lambda path: (os.link(path, f"{path}.hard"), Path(f"{path}.hard").write_text("through a link")),
         lambda path: os.rename(os.path.dirname(path), f"{os.path.dirname(path)}.moved"),
+        lambda path: os.fchmod(os.open(path, os.O_RDONLY), 0o777),
+        lambda path: os.chmod(os.open(path, os.O_RDONLY), 0o777),
+        lambda path: os.utime(os.open(path, os.O_RDONLY), (3, 3)),
+        lambda path: os.close(os.open("notes.txt", os.O_RDWR | os.O_TRUNC, dir_fd=opened_folder(path))),
+        lambda path: os.unlink("notes.txt", dir_fd=opened_folder(path)),
+        lambda path: os.rename("notes.txt", "a", src_dir_fd=opened_folder(path), dst_dir_fd=opened_folder(path)),
     ],
 )
 def test_no_function_changes_what_was_there(tmp_path: Path, folder: Path, write: Callable[[str], object]) -> None:
@@ -234,3 +244,30 @@ def test_folders_that_are_shared_are_written(tmp_path: Path) -> None:
         (tmp_path / "shared").mkdir()
         (tmp_path / "shared" / "one").write_text("1")
     assert (tmp_path / "shared" / "one").read_text() == "1"
+
+
+def test_hard_links_are_two_names_of_one_file(overlay: FileOverlay, folder: Path) -> None:
+    os.link(folder / "notes.txt", folder / "second")
+    (folder / "second").write_text("both")
+    assert (folder / "notes.txt").read_text() == "both"
+    assert os.path.samefile(folder / "notes.txt", folder / "second")
+    assert (folder / "second").stat().st_nlink == 2
+    os.remove(folder / "notes.txt")
+    assert (folder / "second").read_text() == "both"
+    with pytest.raises(FileExistsError):
+        os.link(folder / "second", folder / "deep" / "data.txt")
+    with pytest.raises(FileNotFoundError, match="notes"):
+        os.link(folder / "notes.txt", folder / "third")
+    with pytest.raises(PermissionError):
+        os.link(folder / "deep", folder / "third")
+
+
+def test_what_is_opened_and_changed_by_its_descriptor_is_the_copy(overlay: FileOverlay, folder: Path) -> None:
+    os.chmod(folder / "notes.txt", 0o640)
+    descriptor = os.open(folder / "deep" / "data.txt", os.O_RDONLY)
+    os.fchmod(descriptor, 0o600)
+    os.utime(descriptor, (5, 5))
+    state = (folder / "deep" / "data.txt").stat()
+    assert (state.st_mode & 0o777, state.st_mtime) == (0o600, 5)
+    os.unlink("data.txt", dir_fd=os.open(folder / "deep", os.O_RDONLY))
+    assert os.listdir(folder / "deep") == []
