@@ -84,10 +84,14 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a task that the host runs: the time, and those of the task's handles that are done."""
+    """The answer to a task that the host runs: the time, and those of the task's handles that are done.
+
+    ``began`` is when the host began to run it, where it waited for its GPU.
+    """
 
     now: float
     done: tuple[Handle, ...]
+    began: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

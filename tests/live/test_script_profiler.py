@@ -132,6 +132,20 @@ def test_the_profiles_of_several_ranks_are_read_as_their_step(live: Callable[...
     assert result.step_time_s == pytest.approx(printed(log, "step 3")[0], rel=0.01)
 
 
+def test_a_profile_whose_step_ends_ahead_of_the_wait_for_the_gpu_takes_as_long(
+    live: Callable[..., str], tmp_path: Path
+) -> None:
+    """The host waits in the next step, which is no cost of the launches after it."""
+    early = PROFILED.replace("        p.step()\n", "").replace(
+        "        torch.cuda.sync", "        p.step()\n        torch.cuda.sync"
+    )
+    early = early.replace("        time.sleep(1e-3)", "        pass")
+    world = ("--topology", "switch(2, bandwidth=200 GB/s, latency=1 us)", "--world", "2", "--ranks", "all")
+    (step,) = printed(live(early, *world), "step 3")
+    again = triosim.simulate(str(exported(tmp_path, "rank-0.json.gz").parent), topology=world[1])
+    assert again.step_time_s == pytest.approx(step, rel=0.01)
+
+
 def test_the_other_profilers_work_in_simulated_time(live: Callable[..., str], tmp_path: Path) -> None:
     """The older interface sees the kernel, a profile of the host alone none, and the benchmark's timer waits for it."""
     log = live(OTHERS)

@@ -23,7 +23,7 @@ from triosim.engine.deadlock import deadlock_error
 from triosim.engine.doing import Doing, doing
 from triosim.engine.options import EngineOptions, launch_count
 from triosim.engine.rank_state import RankState, add_dependency
-from triosim.engine.recording import RankRecord, Recording
+from triosim.engine.recording import HostWait, RankRecord, Recording
 from triosim.engine.rendezvous import Rendezvous, assign_sequence_numbers
 from triosim.errors import SimulationError
 from triosim.garbage_collector import without_collecting
@@ -223,9 +223,13 @@ class Engine:
         """Run a task that the host itself executes."""
         where = f"rank {rank.index}"
         if isinstance(task, Synchronize):
-            handles = task.handles or tuple(rank.unfinished)
+            began, handles = self.env.now, task.handles or tuple(rank.unfinished)
             yield from self._wait_on_host(handles, len(handles))
-            return Answer(self.env.now, handles)
+            if not any(one.rank == rank.index for one in handles):
+                return Answer(self.env.now, handles)
+            if self.env.now > began and self._records(rank):
+                rank.record.host_waits.append(HostWait(began, self.env.now, not task.handles))
+            return Answer(self.env.now, handles, began)
         if isinstance(task, (Poll, WaitAny)):
             count = 0 if isinstance(task, Poll) else task.count
             if not 0 <= count <= len(task.handles):
@@ -267,6 +271,10 @@ class Engine:
             handle.callbacks.append(one_done)
         yield wakeup
 
+    def _records(self, rank: RankState) -> bool:
+        """Return whether a timeline shows the rank."""
+        return self._recorded is None or rank.index in self._recorded
+
     # ---- issuing ------------------------------------------------------------------------------------------------
 
     def _issue(self, rank: RankState, task: Any) -> Handle:
@@ -302,7 +310,7 @@ class Engine:
         rank.unfinished[handle] = None
         self._pending += 1
         rank.open_launches += handle.launches
-        if self._recorded is None or rank.index in self._recorded:
+        if self._records(rank):
             self._handles.append(handle)
         self._release(handle)
         return handle

@@ -52,6 +52,14 @@ class TransferIntervals:
         return union.merged()
 
 
+class HostWait(NamedTuple):
+    """A wait of a host for work of its GPU, in seconds: for that of a stream, or for all of the ``device``."""
+
+    begin: float
+    end: float
+    device: bool = False
+
+
 @dataclass(slots=True)
 class RankRecord:
     """The record of one rank.
@@ -60,6 +68,7 @@ class RankRecord:
     launch_waits: when its compute units waited for a launch, whether or not something else ran on the GPU meanwhile.
     compute_seconds: the sum of the times of its operators, of which ``slowed_seconds`` are due to interference and faults.
     iterations: when each iteration ended.
+    host_waits: when its host waited for its GPU, if a timeline was asked for.
     """
 
     rank: int
@@ -71,6 +80,7 @@ class RankRecord:
     waiting_seconds: float = 0.0
     finished: float = 0.0
     iterations: list[float] = field(default_factory=list)
+    host_waits: list[HostWait] = field(default_factory=list)
 
     def add_launch_wait(self, launched: float, now: float) -> None:
         """Record the wait before a Compute task that starts now, if it starts at the moment of its launch."""

@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
+from triosim.engine.recording import HostWait
 from triosim.extrapolators.captured.command_tasks import TAGS_OF_A_FAMILY, collective_task, exchange_task, wait_task
 from triosim.extrapolators.captured.commands import CommandWait, GroupCollective, PointToPoint
 from triosim.live.items import Awaited, Ended, HostWork, Question, Said
 from triosim.live.profiles import Profiles
 from triosim.live.rank_hosts import Mail, RankHost, answer_name
 from triosim.live.running_rank import Issued, RunningRank
-from triosim.tasks import Communicator, Handle, Host, Record, Synchronize, Task, TaskStream
+from triosim.tasks import Answer, Communicator, Handle, Host, Record, Synchronize, Task, TaskStream
 
 #: A stream keeps the handles of so many commands, and then forgets those that are done.
 _KEPT_HANDLES = 4096
@@ -91,6 +92,8 @@ class LiveStreams:
             if task is None:
                 continue
             answer = yield task
+            if isinstance(answer, Answer) and answer.began is not None:
+                profiles.waited(HostWait(answer.began, answer.now, isinstance(task, Synchronize) and not task.handles))
             if isinstance(answer, Handle):
                 handles[issued.number] = answer
                 profiles.add(answer)

@@ -5,9 +5,9 @@ The file is written as ``triosim.reports.kineto`` writes that of a whole run, wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from triosim.engine.recording import HostWait
 from triosim.live.items import ProfileEnds
 from triosim.output_files import writing_text
 from triosim.reports.kineto.annotations import ScriptRange
@@ -23,6 +23,7 @@ class _Profile:
     handles: list[Handle] = field(default_factory=list)
     ended: list[ScriptRange] = field(default_factory=list)
     begun: list[tuple[str, float, int]] = field(default_factory=list)
+    waits: list[HostWait] = field(default_factory=list)
 
 
 class Profiles:
@@ -39,6 +40,11 @@ class Profiles:
         """Add a task that was issued."""
         for profile in self._open.values():
             profile.handles.append(handle)
+
+    def waited(self, wait: HostWait) -> None:
+        """Add a wait of the host for its GPU."""
+        for profile in self._open.values():
+            profile.waits.append(wait)
 
     def range_begins(self, rank: int, name: str, now: float) -> None:
         """Begin a range that a running rank's script names."""
@@ -57,11 +63,12 @@ class Profiles:
         while self._open[rank].begun:
             self.range_ends(rank, now)
         profile = self._open.pop(rank)
-        _write(asked, profile.handles, profile.ended)
+        _write(asked, profile)
 
 
-def _write(asked: ProfileEnds, handles: list[Handle], ranges: Iterable[ScriptRange]) -> None:
+def _write(asked: ProfileEnds, profile: _Profile) -> None:
+    handles, ranges = profile.handles, sorted(profile.ended, key=lambda one: (one.first, one.begin, one.depth))
     facts = run_facts("model", {asked.owner.rank: handles})
     owner = replace(asked.owner, groups=groups_of(facts.groups))
     with writing_text(asked.file) as file:
-        RankFile(file, owner, facts).write(handles, sorted(ranges, key=lambda one: (one.first, one.begin, one.depth)))
+        RankFile(file, owner, facts).write(handles, profile.waits, ranges)

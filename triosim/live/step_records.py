@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from triosim.engine import Recording
 from triosim.engine.intervals import Interval
-from triosim.engine.recording import RankRecord, TransferInterval, operator_times
+from triosim.engine.recording import HostWait, RankRecord, TransferInterval, operator_times
 from triosim.live.network.step_network import LinkClock, StepNetwork
 from triosim.networks.base import Network
 from triosim.networks.extensions import FigureReporter, LinkCounter
@@ -159,13 +159,15 @@ class _Done:
     compute: Sequence[Interval]
     launch_waits: Sequence[Interval]
     transfers: Sequence[TransferInterval]
+    host_waits: Sequence[HostWait]
 
     @classmethod
     def taken_from(cls, record: RankRecord) -> _Done:
         """Return what has ended, and forget it."""
         transfers, record.communication.transfers = record.communication.transfers, []
         record.iterations.clear()
-        return cls(record.compute.take(), record.launch_waits.take(), transfers)
+        waits, record.host_waits = record.host_waits, []
+        return cls(record.compute.take(), record.launch_waits.take(), transfers, waits)
 
     def add_to(self, rank: RankRecord, step: LiveStep) -> None:
         """Add to the record of a step what happened in it, on its own clock."""
@@ -180,6 +182,8 @@ class _Done:
             arrived, started, finished = moved(one.arrived), moved(one.started), moved(one.finished)
             rank.communication.add(arrived, started, finished, one.axis, one.layers)
             rank.waiting_seconds += started - arrived
+        waits = (wait._replace(begin=moved(wait.begin), end=moved(wait.end)) for wait in self.host_waits)
+        rank.host_waits += [wait for wait in waits if wait.end > wait.begin]
 
 
 def _ended(recording: Recording) -> list[Handle] | None:

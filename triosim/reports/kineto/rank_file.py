@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from triosim.engine.recording import HostWait
 from triosim.reports.kineto.activity import Activity, activities
 from triosim.reports.kineto.annotations import BEGIN, MARGIN, ScriptRange, annotation_spans, call_span, deepest
 from triosim.reports.kineto.gradients import accumulated, is_accumulation
 from triosim.reports.kineto.memory import memory_events
 from triosim.reports.kineto.run_facts import RunFacts
 from triosim.reports.kineto.stream_waits import StreamWaits
+from triosim.reports.kineto.synchronizations import synchronizations
 from triosim.reports.kineto.transfers import profiled
 from triosim.reports.tracks import Tracks
 from triosim.reports.transfer_names import Transfer
@@ -59,8 +61,10 @@ class RankFile:
         self._depth = 0  # of a script's ranges
         self._gradients: Mapping[int, Sequence[Tensor]] = {}  # those that are complete after an operator
 
-    def write(self, handles: Sequence[Handle], ranges: Sequence[ScriptRange] | None = None) -> None:
-        """Write the whole profile; a script's own ``ranges`` stand in place of the steps."""
+    def write(
+        self, handles: Sequence[Handle], waits: Sequence[HostWait] = (), ranges: Sequence[ScriptRange] | None = None
+    ) -> None:
+        """Write the whole profile, with the ``waits`` of the host; a script's own ``ranges`` stand in place of the steps."""
         found = list(activities(handles))
         self._waits = StreamWaits.of(handles)
         self._gradients = accumulated(found)
@@ -74,6 +78,8 @@ class RankFile:
                 self._kineto.annotation(name, span)
             for one in found:
                 self._write(one)
+            for name, span in synchronizations(found, waits):
+                self._kineto.runtime(name, span)
             if ranges is not None:
                 returned = max((returned, *(span.end for _, span in spans)))
             self._kineto.synchronize(HostSpan(returned, max(returned + 1, done)))

@@ -46,10 +46,11 @@ class Kineto(Report):
         by_rank: dict[int, list[Handle]] = defaultdict(list)
         for handle in result.recording.handles:
             by_rank[handle.rank].append(handle)
+        waits = {record.rank: record.host_waits for record in result.recording.ranks}
         facts = run_facts(str(result.inputs.get("trace", {}).get("model", "model")), by_rank, result.memory)
         for rank, handles in sorted(by_rank.items()):
             with writing_text(Path(path) / f"rank-{rank}.json.gz") as file:
-                RankFile(file, _owner(result, rank, facts.groups), facts).write(handles)
+                RankFile(file, _owner(result, rank, facts.groups), facts).write(handles, waits.get(rank, ()))
 
 
 def _owner(result: Result, rank: int, numbers: Mapping[Communicator, int]) -> ProfiledRank:

@@ -103,6 +103,17 @@ def test_ranks_share_samples_where_a_group_says_so_or_its_forward_pass_reduces(
     assert (found.global_batch_size, found.traces[0].batch_size) == (together, 4)
 
 
+def test_what_autograd_s_thread_launches_between_its_calls_is_of_the_backward_pass(tmp_path: Path) -> None:
+    """As the hooks of DistributedDataParallel do."""
+    events = layer_of_four_samples(0, 1, reduction(24), forward=True)
+    for one in events:
+        if one["ts"] >= 12 and one["tid"] == 1:
+            one["tid"] = 2
+    events[-2]["ts"], events[-1]["ts"] = 25, 27
+    events += [{**event("cpu_op", f"{ENGINE}MeanBackward0", 15, 5, 2), "args": {"Fwd thread id": 1}}]
+    assert streams(tmp_path, {0: events, 1: events}, "world").global_batch_size == 8
+
+
 def test_samples_count_once_for_each_backward_pass(tmp_path: Path) -> None:
     """Three micro-batches of four samples on each of two ranks."""
     events = [one for k in range(3) for one in layer_of_four_samples(50 * k, k, reduction(24), forward=False)]

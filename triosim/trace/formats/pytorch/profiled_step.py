@@ -12,6 +12,7 @@ from typing import NamedTuple
 from triosim.errors import TraceError
 from triosim.trace.autograd import ENGINE_PREFIX, short_name
 from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, USER_SCOPE, ExecutionTraceNode
+from triosim.trace.formats.pytorch.host_waits import HostWaits
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Spans, Work
 from triosim.trace.formats.unclassified import (
     CategoryHints,
@@ -112,7 +113,7 @@ class ProfiledStep:
         """Return an operator for every call with its tensors, and the forward operators by sequence number."""
         phases = self._phases()
         times = _times(self.calls, self._work) if self.profile.work else None
-        flow = _Dataflow(self.hints)
+        flow, waits = _Dataflow(self.hints), HostWaits(self.profile)
         operators: list[tuple[_Call, UnclassifiedOperator]] = []
         by_sequence: dict[int, UnclassifiedOperator] = {}
         numbers: dict[str, int] = {}
@@ -125,7 +126,8 @@ class ProfiledStep:
             operator = UnclassifiedOperator(short_name(call.node.name), phase, "", [], [])
             flow.add(call.node, operator)
             operator.attributes = call.node.attributes
-            host = (call.span.end - call.span.start + (call.span.after or 0.0)) / MICROSECONDS
+            waited = waits.within(call.span.thread, call.span.start, call.span.end)
+            host = (call.span.end - call.span.start - waited + (call.span.after or 0.0)) / MICROSECONDS
             if times is None:
                 operator.seconds = (call.span.end - call.span.start) / MICROSECONDS
                 operator.host_seconds = host if call.span.after is not None else None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from triosim.errors import TraceError
+from triosim.trace.formats.pytorch.host_waits import HostWaits, blocks
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
 from triosim.trace.formats.pytorch.nccl_kernels import Transfer, transfer_of
 from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, last_step
@@ -83,6 +84,7 @@ class _RankReader:
         work = [one for one in profile.work if begin <= _issued(one) <= end]
         self._waits = sorted((one for one in profile.waits if begin <= one.start <= end), key=lambda one: one.start)
         self._work = sorted(work, key=lambda one: (_issued(one), one.start))
+        self._host_waits = HostWaits(profile)
         self._names = {call.external: call.name for call in profile.calls if call.external is not None}
         self._transfers = self._found_transfers()
         self._streams = self._named_streams()
@@ -115,7 +117,7 @@ class _RankReader:
     def batch(self) -> RankBatch:
         """Return the samples of the rank, and who works on them too."""
         carried = ((work, self._transfers.get(id(work))) for work in self._work)
-        parts = [(_issued(work), part) for work, transfer in carried if transfer for part in transfer.parts]
+        parts = [(work, part) for work, transfer in carried if transfer for part in transfer.parts]
         return rank_batch(self._profile, parts, f"{self._source}: rank {self._rank}")
 
     def _on_host(self, wait: Span) -> int:
@@ -137,7 +139,11 @@ class _RankReader:
             over = next((one for one in self._unawaited if one[0] <= work.start + _ROUNDING), None)
             if over is not None:
                 self._wait_work(stream, over)
-        seconds, host = (work.end - work.start) / MICROSECONDS, max(0.0, work.returned - self._host) / MICROSECONDS
+        waited = self._host_waits.of_launch(work)
+        seconds, host = (
+            (work.end - work.start) / MICROSECONDS,
+            max(0.0, work.returned - self._host - waited) / MICROSECONDS,
+        )
         self._host = max(self._host, work.returned)
         name = self._names.get(work.external, work.name) if work.external is not None else work.name
         host_seconds = host if work.thread is not None else None
@@ -156,6 +162,8 @@ class _RankReader:
             )
         )
         self._keep(stream, work, position)
+        if blocks(work):
+            self._marks.append(Mark(position + 1, "synchronize", stream.name))
 
     def _communicated(self, work: Work, transfer: Transfer) -> None:
         """Write a transfer; it waits for the tail of the stream that issued it, by what ended before it began."""

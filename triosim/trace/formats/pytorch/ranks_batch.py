@@ -19,7 +19,7 @@ from fractions import Fraction
 from triosim.trace.autograd import ENGINE_PREFIX
 from triosim.trace.formats import tensor_categories
 from triosim.trace.formats.pytorch import profiler_only
-from triosim.trace.formats.pytorch.kineto import Profile
+from triosim.trace.formats.pytorch.kineto import Profile, Work
 from triosim.trace.formats.pytorch.nccl_kernels import Part
 from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
 
@@ -42,8 +42,8 @@ class RankBatch:
     peers: set[int] = field(default_factory=set)
 
 
-def rank_batch(profile: Profile, parts: Iterable[tuple[float, Part]], where: str) -> RankBatch:
-    """Return that of a rank. ``parts`` are what its kernels of NCCL carry, with the moments at which they were launched."""
+def rank_batch(profile: Profile, parts: Iterable[tuple[Work, Part]], where: str) -> RankBatch:
+    """Return that of a rank. ``parts`` are what its kernels of NCCL carry, with the kernels."""
     samples, runs = 0, Counter[str]()
     if any("Input Dims" in span.arguments for span in profile.calls):
         step = ProfiledStep(profile, profiler_only.nodes(profile, where), where)
@@ -53,11 +53,11 @@ def rank_batch(profile: Profile, parts: Iterable[tuple[float, Part]], where: str
     found = RankBatch(samples, runs)
     forward = _ForwardPasses(profile)
     descriptions = _descriptions(profile)
-    for launched, part in parts:
+    for work, part in parts:
         if part.peer is not None:
             found.peers.add(part.peer)
         elif part.members not in found.together:
-            reduces = part.kind in _REDUCTIONS and part.nbytes > 8 * samples and forward.has(launched)
+            reduces = part.kind in _REDUCTIONS and part.nbytes > 8 * samples and forward.has(work.launched, work.thread)
             if _share_samples(descriptions.get(part.group, ""), reduces=reduces):
                 found.together.append(part.members)
     return found
@@ -140,19 +140,20 @@ def _share_samples(description: str, *, reduces: bool) -> bool:
 
 
 class _ForwardPasses:
-    """The moments of a step that are neither in a call of autograd's nor after the last."""
+    """The moments of a step that are not in its backward passes: neither on autograd's threads nor after its last call."""
 
     def __init__(self, profile: Profile) -> None:
         step = last_step(profile)
         begin, end = (step.start, step.end) if step is not None else (float("-inf"), float("inf"))
-        calls = [one for one in profile.calls if one.name.startswith(ENGINE_PREFIX) and begin <= one.start <= end]
-        calls.sort(key=lambda one: one.start)
-        self._starts = [one.start for one in calls]
-        self._ends = [one.end for one in calls]
+        calls = sorted((one for one in profile.calls if begin <= one.start <= end), key=lambda one: one.start)
+        backward = [one for one in calls if one.name.startswith(ENGINE_PREFIX)]
+        self._threads = {one.thread for one in backward} - {one.thread for one in calls[:1]}
+        self._starts = [one.start for one in backward]
+        self._ends = [one.end for one in backward]
 
-    def has(self, moment: float) -> bool:
-        """Whether a moment is one of them."""
+    def has(self, moment: float, thread: str | None) -> bool:
+        """Whether a moment of a thread is one of them."""
+        if not self._starts or thread in self._threads:
+            return not self._starts
         before = bisect.bisect_right(self._starts, moment)
-        if not self._starts:
-            return True
-        return before < len(self._starts) and (before == 0 or self._ends[before - 1] < moment)
+        return before < len(self._starts) and (before == 0 or self._ends[before - 1] < moment or bool(self._threads))
