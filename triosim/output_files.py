@@ -71,11 +71,30 @@ def check_outputs(*paths: PathLike | None, reading: Iterable[PathLike | None] = 
         seen.add(real)
 
 
+def check_folder(path: PathLike, content: str, pattern: str) -> None:
+    """Raise ``OutputError`` where no folder for files of some ``content`` can be, or where such files, by a pattern, are."""
+    folder = Path(path)
+    if not str(path) or str(path) == STANDARD_OUTPUT:
+        raise OutputError("is no name of a folder", where=repr(str(path)), fix=f"name a folder for the {content}")
+    if folder.exists() and not folder.is_dir():
+        raise OutputError("is not a folder", where=str(path), fix=f"name a folder for the {content}")
+    if folder.is_dir() and any(folder.glob(pattern)):
+        raise OutputError(f"holds {content} already", where=str(path), fix="name another folder")
+
+
+def check_ending(target: str, endings: tuple[str, ...], what: str, option: str = "--output") -> None:
+    """Refuse a name under which nobody would look for ``what``; standard output, a device or a pipe may have any.
+
+    Raises ``OutputError``.
+    """
+    if not target.endswith(endings) and target != STANDARD_OUTPUT and _replaceable(Path(target)):
+        fix = f"end it in {', '.join(endings[:-1])} or {endings[-1]}" if endings[1:] else f"end it in {endings[0]}"
+        raise OutputError(f"does not name {what}", where=f"{option} {target}", fix=fix)
+
+
 def check_trace_name(target: str) -> None:
-    """Refuse a name under which nobody would look for JSON; a device or a pipe may have any. Raises ``OutputError``."""
-    named = target.endswith((".json", ".json.gz")) or target == STANDARD_OUTPUT
-    if not named and (Path(target).is_file() or not Path(target).exists()):
-        raise OutputError("does not name a trace", where=f"--output {target}", fix="end it in .json or .json.gz")
+    """Refuse a name under which nobody would look for JSON. Raises ``OutputError``."""
+    check_ending(target, (".json", ".json.gz"), "a trace")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from triosim.errors import TopologyError, nearest
 from triosim.input_files import yaml_lines
+from triosim.input_files.pipes import STANDARD_INPUT
 from triosim.input_files.reading import read_text
 from triosim.networks.topology import dimensional
 from triosim.networks.topology.description import SECTIONS, Description, Location, PresetUse, Section
@@ -77,7 +78,7 @@ def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> De
         if found is not None:
             return _from_name(path_or_name.strip(), *found, gpus)
     file = os.fspath(path_or_name)
-    if not os.path.exists(file):
+    if file != STANDARD_INPUT and not os.path.exists(file):
         if isinstance(path_or_name, str) and not re.search(r"[./\\]", file):
             raise TopologyError(f"unknown topology '{file}'", fix=nearest(file, (*SHAPES, *PRESETS)))
         raise TopologyError("no such file", where=file, fix=f"give a YAML file, a preset, or a name {EXAMPLE}")

@@ -116,3 +116,44 @@ def test_standard_input_and_standard_output_are_two_files() -> None:
     done = triosim("simulate", "-", "-p", "ddp", "-n", "2", "-q", "-o", "-", given=TRACE.read_bytes())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["global_batch_size"] == 256
+
+
+@pytest.mark.parametrize(
+    "command", ["memory FILE", "simulate FILE -q -o -", "compare FILE -n 2 -q --report -", "show FILE"]
+)
+def test_a_trace_of_standard_input_is_that_of_the_file(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert triosim("describe", "gpt2", "--layers", "1", "--seq", "16", "-q", "-o", str(path)).returncode == 0
+    for name in (str(path), "-"):
+        done = triosim(*command.replace("FILE", name).split(), given=path.read_bytes())
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+
+
+def test_a_topology_and_a_configuration_come_through_standard_input(tmp_path: Path) -> None:
+    given = b"topology: switch\ngpus: 4\nbandwidth: 10 GB/s\n"
+    done = triosim("simulate", str(TRACE), "-p", "ddp", "-t", "-", "-q", "-o", "-", given=given)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["ranks"]) == 4
+    options = triosim("simulate", str(TRACE), "-p", "ddp", "-n", "4", "-q", "--save-config", "-").stdout
+    assert b"parallel: ddp" in options
+    done = triosim("simulate", "--config", "-", given=options)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"ddp on 4" in done.stdout
+
+
+def test_every_output_of_one_file_may_be_standard_output() -> None:
+    for option, begins in (
+        ("--csv", b"table,item"),
+        ("--timeline", b"{"),
+        ("--report", b"<!doctype"),
+        ("--write", b"table"),
+    ):
+        done = triosim("simulate", str(TRACE), option, "csv=-" if option == "--write" else "-")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(begins)
+    assert triosim("schedule", "1f1b", "--stages", "2", "-o", "-").stdout.startswith(b"rank,slot,action")
+    for option in ("--kineto", "--chakra"):
+        done = triosim("simulate", str(TRACE), option, "-")
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert b"is no name of a folder" in done.stderr

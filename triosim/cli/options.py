@@ -118,9 +118,8 @@ def takes(*own: Option, run: Iterable[Option] = ()) -> Callable[[Function], Func
         @wraps(function)
         def command(**given: Any) -> None:
             checked = {option.name: option.parse(given[option.name]) for option in own}
-            written = any(value == STANDARD_OUTPUT for value in checked.values())
             try:
-                with redirect_stdout(sys.stderr if written else sys.stdout):
+                with redirect_stdout(sys.stderr if _writes_to_standard_output(checked) else sys.stdout):
                     function(**given | checked)
             except OptionError as error:
                 if checked.get("config") is None:
@@ -132,6 +131,18 @@ def takes(*own: Option, run: Iterable[Option] = ()) -> Callable[[Function], Func
         return cast(Function, command)
 
     return with_options
+
+
+def _writes_to_standard_output(checked: Mapping[str, Any]) -> bool:
+    """Whether an output of a command is standard output, which whatever else it prints then leaves alone."""
+    written = [value for name, value in checked.items() if name not in _READ]
+    return STANDARD_OUTPUT in written or any(
+        str(one).endswith(f"={STANDARD_OUTPUT}") for one in checked.get("write") or ()
+    )
+
+
+#: Options of commands that name what is read; ``-`` is then standard input.
+_READ = ("config", "like", "models", "topology", "plan", "show", "space")
 
 
 def _named(given: Mapping[str, Any]) -> set[str]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.config import COMMON, Option
 from triosim.config.option import GENERAL
-from triosim.errors import OptionError, OutputError
-from triosim.output_files import check_outputs
+from triosim.errors import OptionError
+from triosim.output_files import check_ending, check_outputs
 
 schedule_alone = LaterModule("comparison.schedule_alone")
 csv_file = LaterModule("extrapolators.pipeline.schedules.csv_file")
@@ -59,8 +58,8 @@ def command(
     """
     output, plot = given["output"], given["plot"]
     check_outputs(output, plot, reading=(name,))
-    if output is not None and not output.endswith(".csv") and (Path(output).is_file() or not Path(output).exists()):
-        raise OutputError("does not name a CSV file", where=f"--output {output}", fix="end it in .csv")
+    if output is not None:
+        check_ending(output, (".csv",), "a CSV file")
     if plot is not None:
         pictures.check_plot(plot)
     options = {key: given[key] for key in ("virtual_stages", "options")}

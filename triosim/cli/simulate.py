@@ -17,6 +17,7 @@ from triosim.cli.subject import ConfiguredRun, TracePath, WrittenReport, configu
 from triosim.config import Option
 from triosim.config.option import OUTPUT
 from triosim.errors import OptionError
+from triosim.output_files import check_folder
 from triosim.reports.terminal.progress import Progress
 
 simulation = LaterModule("simulation")
@@ -130,7 +131,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
         raise OptionError("has no effect without --timeline or --kineto", where="--timeline-ranks", fix="leave it out")
     run = run.with_options(**dict.fromkeys(kept, True))
     if given["chakra"] is not None:
-        graph_writing.check_folder(Path(given["chakra"]))
+        check_folder(given["chakra"], graph_writing.GRAPHS, "*.et")
     with Progress(shown=not given["quiet"]) as progress, monitored(progress, given) as watched:
         simulate = simulation.simulate_config
         if given["what_if"]:

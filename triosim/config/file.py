@@ -17,10 +17,10 @@ from triosim import plugins
 from triosim.config.option import OBJECT, Option
 from triosim.config.parts import flags
 from triosim.config.run_config import COMMON, CONDITIONS, option_named
-from triosim.errors import OptionError, OutputError, nearest
+from triosim.errors import OptionError, nearest
 from triosim.input_files import yaml_lines
 from triosim.input_files.reading import parse_json, read_text
-from triosim.output_files import writing_text
+from triosim.output_files import check_ending, writing_text
 
 SUBJECT = "trace"
 #: Options of which one replaces the other.
@@ -109,11 +109,8 @@ def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_config_name(path: str) -> None:
-    """Refuse a name under which nobody would look for YAML or JSON; a device or a pipe may have any. Raises ``OutputError``."""
-    if not path.endswith((".yaml", ".yml", ".json")) and (Path(path).is_file() or not Path(path).exists()):
-        raise OutputError(
-            "does not name a configuration", where=f"--save-config {path}", fix="end it in .yaml, .yml or .json"
-        )
+    """Refuse a name under which nobody would look for YAML or JSON. Raises ``OutputError``."""
+    check_ending(path, (".yaml", ".yml", ".json"), "a configuration", "--save-config")
 
 
 def write_config(path: str, options: Mapping[str, Any]) -> None:

@@ -15,25 +15,18 @@ from triosim.chakra.task_nodes import LaunchCosts, Numbers, RankNodes, with_rece
 from triosim.chakra.writing import write_et
 from triosim.conditions.contention import memory_bound
 from triosim.config import RunConfig
-from triosim.errors import OutputError
 from triosim.gpus import Gpu
 from triosim.networks.topology import Topology
 from triosim.networks.topology.dimensional import link_bandwidth
-from triosim.output_files import writing_text
+from triosim.output_files import check_folder, writing_text
 from triosim.pipeline.planning import PlannedRun, plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import TraceLike, read
 
 STEM = "step"
+#: What a folder is for, in errors.
+GRAPHS = "graphs"
 _BLOCKS = {"ring": "Ring", "fully_connected": "FullyConnected", "switch": "Switch"}
-
-
-def check_folder(folder: Path) -> None:
-    """Raise ``OutputError`` where graphs cannot be written into a folder, or others are there."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError("is not a folder", where=str(folder), fix="name a folder for the graphs")
-    if folder.is_dir() and any(folder.glob("*.et")):
-        raise OutputError("holds graphs already", where=str(folder), fix="name another folder")
 
 
 def write_step(trace: TraceLike, config: RunConfig, folder: Path) -> None:
@@ -41,7 +34,7 @@ def write_step(trace: TraceLike, config: RunConfig, folder: Path) -> None:
 
     The graphs of one rank have no network, since ASTRA-sim knows none of one.
     """
-    check_folder(folder)
+    check_folder(folder, GRAPHS, "*.et")
     planned = plan(price(read(trace, config), config), config)
     timed, numbers = planned.priced.subject.trace, Numbers()
     ranks = _graphs(planned, numbers)

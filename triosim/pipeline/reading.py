@@ -89,6 +89,7 @@ def content_of(trace: TraceLike, config: RunConfig) -> Trace | TaskStreams:
     """Return the trace of a step, read or described, or the task streams of a distributed one."""
     if isinstance(trace, (Trace, TaskStreams)):
         return trace
+    trace = seekable(trace)
     if config.trace_format is None and is_prefix(str(trace)):
         return graph_streams(Path(trace), config)
     refuse_without_graphs(config)
@@ -102,7 +103,7 @@ def is_described(trace: TraceLike, config: RunConfig) -> bool:
     """Whether it is a model that is described: the path of its config, or its name where no file is called so."""
     if isinstance(trace, (Trace, TaskStreams)) or config.trace_format is not None or is_prefix(str(trace)):
         return False
-    place = Path(trace)
+    place = Path(seekable(trace))
     try:
         # The format of models is known by what it can do: loading it to compare would cost every start 30 ms.
         return hasattr(trace_formats.find(place), "read_configured") if place.exists() else True

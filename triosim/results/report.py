@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 from triosim import plugins
 from triosim.config import Option, parsed
 from triosim.errors import OptionError, PluginError, nearest
-from triosim.output_files import PathLike, writing_text
+from triosim.output_files import STANDARD_OUTPUT, PathLike, writing_text
 
 #: Records that a run keeps on demand: every task with its times, or the load of each link over time.
 Records = Literal["timeline", "links"]
@@ -142,6 +142,8 @@ def _name(report: Any) -> str:
 
 def _state(path: PathLike) -> tuple[int, int] | None:
     """Return what changes when a file is written; None where there is none. A device or a pipe is always another."""
+    if str(path) == STANDARD_OUTPUT:
+        return 0, time.monotonic_ns()
     try:
         found = os.stat(path)
     except OSError:

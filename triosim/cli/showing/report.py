@@ -10,6 +10,7 @@ from triosim.cli.command import LaterModule
 from triosim.config import Option
 from triosim.config.option import OUTPUT
 from triosim.errors import OptionError
+from triosim.input_files.pipes import STANDARD_INPUT
 
 results = LaterModule("results.result")
 
@@ -33,6 +34,8 @@ def command(
     [cyan]triosim report result.json.gz -o report.html[/]
     """
     target = given["output"] or f"{result.removesuffix('.gz').removesuffix('.json')}.html"
-    if Path(target).resolve() == Path(result).resolve():
+    if result == STANDARD_INPUT and given["output"] is None:
+        raise OptionError("is missing", where="--output", fix="name the page, such as report.html")
+    if result != STANDARD_INPUT and Path(target).resolve() == Path(result).resolve():
         raise OptionError(f"'{target}' is the result itself", where="--output", fix="name another file")
     results.Result.load(result).save_report(target)

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from triosim.errors import OptionError, OutputError
-from triosim.output_files import PathLike, writing_text
+from triosim.errors import OptionError
+from triosim.output_files import PathLike, check_folder, writing_text
 from triosim.reports.kineto.rank_file import RankFile
 from triosim.reports.kineto.run_facts import groups_of, run_facts
 from triosim.results.report import Report
@@ -29,13 +29,7 @@ class Kineto(Report):
     @classmethod
     def check(cls, path: PathLike) -> None:
         """Raise ``OutputError`` where no folder can be, or where profiles of another run are."""
-        folder = Path(path)
-        if not str(path):
-            raise OutputError("is no name of a folder", where="''", fix="name a folder for the profiles")
-        if folder.exists() and not folder.is_dir():
-            raise OutputError("is not a folder", where=str(path), fix="name a folder for the profiles")
-        if folder.is_dir() and any(folder.glob("rank-*.json.gz")):
-            raise OutputError("holds profiles already", where=str(path), fix="name another folder")
+        check_folder(path, "profiles", "rank-*.json.gz")
 
     def write(self, result: Result, path: PathLike) -> None:
         """Write ``rank-N.json.gz`` of each rank. Raises ``OptionError`` where the run was not recorded."""

@@ -15,7 +15,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from triosim.errors import OutputError, printable
-from triosim.output_files import PathLike, writing_text
+from triosim.output_files import STANDARD_OUTPUT, PathLike, writing_text
 from triosim.reports.category_colours import CATEGORY_COLOURS
 from triosim.reports.files.html import html_table
 
@@ -62,7 +62,7 @@ class Document:
 
 def check_page(path: PathLike) -> None:
     """Raise ``OutputError`` for a name that no browser opens as a page."""
-    if Path(path).suffix not in (".html", ".htm"):
+    if Path(path).suffix not in (".html", ".htm") and str(path) != STANDARD_OUTPUT:
         raise OutputError(f"'{Path(path).suffix}' is no page", where=str(path), fix="end the name in .html")
 
 
