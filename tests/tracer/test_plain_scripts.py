@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -98,6 +100,32 @@ def test_values_are_read_in_inference_mode(device: FakeDevice) -> None:
     names = {operator.name for operator in device.recorder.step.operators}
     assert "aten::addmm" in names
     assert "aten::linear" not in names
+
+
+def test_operators_with_a_decomposition_in_python_run_in_inference_mode(device: FakeDevice) -> None:
+    with torch.inference_mode():
+        image = torch.ones(1, 3, 8, 8, device="cuda")
+        for mode in ("nearest", "nearest-exact", "bilinear"):
+            assert nn.functional.interpolate(image, scale_factor=2, mode=mode).shape == (1, 3, 16, 16)
+    names = [operator.name for operator in device.recorder.step.operators]
+    assert names[-3:] == ["aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d", "aten::upsample_bilinear2d"]
+
+
+def test_pytorch_logs_nothing_for_an_error_of_the_script(device: FakeDevice, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(RuntimeError):
+        torch.ones(2, 3, device="cuda").add_(torch.ones(2, 4, device="cuda"))
+    assert not caplog.records
+
+
+def test_a_log_that_shows_information_has_no_line_of_the_compilers_end(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("torch._dynamo")
+    before = logger.level
+    try:
+        with FakeDevice("H100-SXM"):
+            logger.setLevel(logging.INFO)
+        assert not [record for record in caplog.records if record.name.startswith("torch._dynamo")]
+    finally:
+        logger.setLevel(before)
 
 
 def test_an_optimizer_that_a_graph_could_capture_counts_its_steps_on_the_gpu(device: FakeDevice) -> None:

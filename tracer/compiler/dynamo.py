@@ -7,6 +7,7 @@ cannot be compiled here runs as it is written, with a note.
 
 from __future__ import annotations
 
+import logging
 import sys
 import textwrap
 import warnings
@@ -25,6 +26,7 @@ from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrate
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -52,8 +54,20 @@ def prepare(patches: Patches) -> None:
     """Let Dynamo look up the functions that it knows before any of them is replaced, and forget at the end what it compiled."""
     TorchInGraphFunctionVariable._get_handlers()
     trace_rules.get_torch_obj_rule_map()
-    torch._dynamo.reset()
-    patches.callback(torch._dynamo.reset)
+    _forget_compiled()
+    patches.callback(_forget_compiled)
+    # Compiling ends the checks of distributions, for the whole process.
+    patches.make([Patch(Distribution, "_validate_args", Distribution._validate_args)])
+
+
+def _forget_compiled() -> None:
+    """Forget what was compiled, without a line in the script's log, which may show what PyTorch informs of."""
+    log = logging.getLogger(torch._dynamo.__name__)
+    before, log.disabled = log.disabled, True
+    try:
+        torch._dynamo.reset()
+    finally:
+        log.disabled = before
 
 
 def install(patches: Patches, mode: DeviceMode, fake_mode: FakeTensorMode) -> None:

@@ -78,14 +78,14 @@ class OperatorInfo:
         self.is_cached = not self.in_place and not any(tag in function.tags for tag in UNCACHED)
         self.on_images = memory_formats.depends_on_format(schema.name)
         self.check = dtype_checks.check_of(self.bare)
-        self.is_composite = function._can_decompose()
+        self.is_composite = _has_kernel(function, torch._C.DispatchKey.CompositeImplicitAutograd)
         self.to_host = schema.name in ("aten::_to_copy", "aten::copy_")
         self.runs_as = implementation(schema.name)
 
     def composition(self, given: Iterable[torch.Tensor]) -> Any:
         """Return the dispatch key of a composite operator's kernel: one of the device's own, if there is one."""
         keys = torch._C.DispatchKey
-        own = any(map(on_device, given)) and self.function.has_kernel_for_dispatch_key(keys.CUDA)
+        own = any(map(on_device, given)) and _has_kernel(self.function, keys.CUDA)
         return keys.CUDA if own else keys.CompositeImplicitAutograd
 
     def attributes_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +117,11 @@ def _add_tensors(found: list[torch.Tensor], values: Iterable[Any]) -> None:
             _add_tensors(found, value)
         elif isinstance(value, (list, tuple, dict)):
             found += flat(value)
+
+
+def _has_kernel(function: OpOverload, key: Any) -> bool:
+    """Whether PyTorch's dispatcher has a kernel: a decomposition in Python alone, such as that of upsampling, is none."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key))
 
 
 class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

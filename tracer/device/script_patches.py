@@ -94,6 +94,7 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(torch.utils, "swap_tensors", _swap(fake_mode))
     yield Patch(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda tensor: []))
     yield Patch(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
+    yield Patch(fake_tensor.log, "disabled", True)  # it shows the frames of an error in the script
     yield Patch(fake_tensor, "init_gpu_context", lambda device: None, missing="leave")  # asks the driver, in 2.11
     # PyTorch itself reads the addresses of tensors, and would warn of each fake one.
     yield Patch(torch._C, "_set_warn_deprecated_on_mutable_data_ptr", lambda tensor: None, missing="leave")
