@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 from triosim.capture.one_rank import capture_fake
 from triosim.sharding.reshape import rescaled
 from triosim.trace import Operator, Trace
+from triosim.tracer.device.script_patches import complete_torchvision  # it needs PyTorch
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train"
 LANGUAGE = "language.py --layers 1 --model"
@@ -19,6 +20,7 @@ VISION = "vision.py --image-size 64 --model"
 
 def captured(command: str) -> Trace:
     script, *arguments = command.split()
+    complete_torchvision()
     pytest.importorskip("torchvision" if script == "vision.py" else "transformers")
     return capture_fake(TRAIN / script, arguments, gpu="A100")
 

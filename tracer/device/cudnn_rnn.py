@@ -11,11 +11,12 @@ gates, the cell state of an LSTM, the reset part of a GRU's candidate, and the o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import once_differentiable
 
 from triosim.tracer.device.dtype_checks import one_dtype
@@ -52,9 +53,12 @@ class _RnnCall:
 
     def cast(self, dtype: torch.dtype) -> _RnnCall:
         """Return it with tensors of another dtype."""
-        to = [one.to(dtype) for one in self.tensors]
-        weights, states = to[1 : 1 + len(self.weights)], to[1 + len(self.weights) :]
-        return replace(self, data=to[0], weights=tuple(weights), states=tuple(states))
+        return self.of([one.to(dtype) for one in self.tensors])
+
+    def of(self, tensors: Sequence[Any]) -> _RnnCall:
+        """Return it with other tensors, in the same order."""
+        end = 1 + len(self.weights)
+        return replace(self, data=tensors[0], weights=tuple(tensors[1:end]), states=tuple(tensors[end:]))
 
     def results(self) -> tuple[Any, ...]:
         """Return fake tensors of the output, the last states, and what is reserved for the backward pass."""
@@ -117,6 +121,38 @@ def _is_acceptable(data: torch.Tensor) -> bool:
     return known and data.numel() > 0 and torch.backends.cudnn.enabled  # type: ignore[no-any-return]
 
 
+def _without_none(values: Iterable[Any]) -> list[Any]:
+    return [one for one in values if one is not None]
+
+
+def _calls(tensors: Sequence[Any]) -> list[list[Any]]:
+    """Return the tensors that those of ``torch.func``'s transforms stand for, of each call that a batched one stands for.
+
+    PyTorch runs such a call of cuDNN's operator one after another.
+    """
+    functions: Any = torch._C._functorch
+    levels = [-1 if one is None else functions.maybe_get_level(one) for one in tensors]
+    highest = max(levels)
+    if highest < 0:
+        return [list(tensors)]
+    inner = [
+        functions.get_unwrapped(one) if level == highest else one for one, level in zip(tensors, levels, strict=True)
+    ]
+    batches = [
+        functions.maybe_get_bdim(one) if level == highest else -1 for one, level in zip(tensors, levels, strict=True)
+    ]
+    sizes = {one.shape[dim] for one, dim in zip(inner, batches, strict=True) if dim >= 0}
+    if not sizes:
+        return _calls(inner)
+    return [
+        call
+        for number in range(max(sizes))
+        for call in _calls(
+            [one.select(dim, number) if dim >= 0 else one for one, dim in zip(inner, batches, strict=True)]
+        )
+    ]
+
+
 def _is_cast(data: torch.Tensor) -> bool:
     return torch.is_autocast_enabled("cuda") and data.is_floating_point() and data.dtype != torch.float64
 
@@ -124,18 +160,30 @@ def _is_cast(data: torch.Tensor) -> bool:
 def _cudnn_rnn(mode: DeviceMode) -> Callable[[_RnnCall], Any]:
     """Return a replacement that computes shapes and records one operator in the forward and one in the backward pass."""
 
+    def record(name: str, given: Sequence[Any], made: Sequence[Any]) -> None:
+        with mode.muted():
+            calls = _calls((*given, *made))
+        for call in calls:
+            inputs, outputs = call[: len(given)], call[len(given) :]
+            mode.recorder.operator(name, {}, _without_none(inputs), _without_none(outputs))
+
     class CudnnRnn(torch.autograd.Function):
         """All layers of a call. ``tensors`` are those of ``call``, passed apart so that autograd sees them."""
 
         @staticmethod
-        def forward(ctx: Any, call: _RnnCall, *tensors: torch.Tensor) -> Any:
+        def forward(call: _RnnCall, *tensors: torch.Tensor) -> Any:
+            call = call.of(tensors)
             with mode.muted():
                 *results, kept = call.results()
             made = (*results, kept) if kept.numel() else results
-            mode.recorder.operator("aten::_cudnn_rnn", {}, tensors, made)
-            ctx.save_for_backward(*tensors, results[0], kept)
+            record("aten::_cudnn_rnn", tensors, made)
+            return (*results, kept)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+            ctx.mark_non_differentiable(output[-1])
+            ctx.save_for_backward(*inputs[1:], output[0], output[-1])
             ctx.set_materialize_grads(False)
-            return tuple(results)
 
         @staticmethod
         @once_differentiable  # type: ignore[untyped-decorator]
@@ -146,9 +194,7 @@ def _cudnn_rnn(mode: DeviceMode) -> Callable[[_RnnCall], Any]:
             ]
             with mode.muted():
                 made = [None if one is None else one.new_empty(one.shape) for one in wanted]
-            given = (*saved, *[one for one in gradients if one is not None])
-            outputs = [one for one in made if one is not None]
-            mode.recorder.operator("aten::_cudnn_rnn_backward", {}, given, outputs)
+            record("aten::_cudnn_rnn_backward", (*saved, *gradients), made)
             return None, *made
 
     def run(call: _RnnCall) -> Any:
@@ -157,6 +203,9 @@ def _cudnn_rnn(mode: DeviceMode) -> Callable[[_RnnCall], Any]:
             with torch.autocast("cuda", enabled=False):
                 call = call.cast(dtype)
         one_dtype(call.kind, list(call.tensors))
-        return CudnnRnn.apply(call, *call.tensors)  # type: ignore[no-untyped-call]
+        # Not the function's own ``apply``: that begins anew where ``torch.func``, which brought the call here, is at work.
+        apply: Any = super(torch.autograd.Function, CudnnRnn).apply
+        with enable_single_level_autograd_function():
+            return apply(call, *call.tensors)[:-1]
 
     return run

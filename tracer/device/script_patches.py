@@ -25,7 +25,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.utils.data import DataLoader
 
 from triosim.tracer.contents import storage_contents
-from triosim.tracer.device import addresses
+from triosim.tracer.device import addresses, tensor_types
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.surroundings.after_imports import AfterImport, AfterImports
@@ -99,6 +99,7 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     # PyTorch itself reads the addresses of tensors, and would warn of each fake one.
     yield Patch(torch._C, "_set_warn_deprecated_on_mutable_data_ptr", lambda tensor: None, missing="leave")
     yield from addresses.patches()
+    yield from tensor_types.patches()
     yield Patch(tensor, "data", _data())
     yield Patch(tensor, "pin_memory", lambda self, device=None: self)
     yield Patch(tensor, "is_pinned", lambda self, device=None: False)

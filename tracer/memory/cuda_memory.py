@@ -7,10 +7,12 @@ reserved memory is what is allocated, and everything fits.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -227,6 +229,23 @@ class _DeviceMemory:
         return "\n".join((f"| {'Metric':<21} | {'Cur Usage':>10} | {'Peak Usage':>10} |", *lines))
 
 
+class _MemoryPool:
+    """The value of ``torch.cuda.MemPool``. What is allocated in it is taken from the one pool that there is."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.id = (0, next(self._numbers))
+
+    def use_count(self) -> int:
+        """Return how many use it: the script."""
+        return 1
+
+    def snapshot(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
+        """Return its segments: it has none of its own."""
+        return []
+
+
 def _patches(memory: _DeviceMemory) -> Iterator[Patch]:
     in_both: dict[str, Any] = {
         "memory_allocated": memory.allocated, "max_memory_allocated": memory.peak_allocated,
@@ -251,6 +270,9 @@ def _patches(memory: _DeviceMemory) -> Iterator[Patch]:
             yield Patch(owner, name, value, "leave")
     for name, value in {"temperature": 50, "power_draw": 0, "clock_rate": 0}.items():
         yield Patch(torch.cuda, name, lambda device=None, value=value: value, "leave")
+    for owner in (torch.cuda, torch.cuda.memory):
+        yield Patch(owner, "MemPool", _MemoryPool, "leave")
+        yield Patch(owner, "use_mem_pool", lambda pool, device=None: nullcontext(), "leave")
     yield Patch(torch.cuda.memory, "_record_memory_history", memory.record_history)
     yield Patch(torch.cuda.memory, "_snapshot", memory.whole_snapshot)  # which _dump_snapshot writes
     yield Patch(torch._C, "_cuda_clearCublasWorkspaces", memory.storages.clear_workspaces, "add")

@@ -92,3 +92,24 @@ def test_samples_of_different_lengths_are_packed() -> None:
     forward = recurrent(capture.trace)[0]
     assert forward.outputs[0].shape == (5 + 2 + 9 + 9, 32)
     assert flops(forward) == 2 * 25 * (4 * HIDDEN * (FEATURES + 32) + 32 * HIDDEN)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_gradients_of_functions_are_those_of_one_operator(kind: str) -> None:
+    with fake_capture() as capture:
+        layer = getattr(nn, kind)(4, 5, batch_first=True).cuda()
+        weights, optimizer = dict(layer.named_parameters()), torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def loss(given: Any, data: Any) -> Any:
+            return torch.func.functional_call(layer, given, (data,))[0].sum()
+
+        for _ in range(2):
+            gradients = torch.func.grad(loss)(weights, torch.randn(3, 2, 4, device="cuda"))
+            each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, torch.randn(7, 3, 2, 4, device="cuda"))
+            for name, weight in weights.items():
+                weight.grad = gradients[name]
+                assert (weight.grad.shape, each[name].shape) == (weight.shape, (7, *weight.shape))
+            optimizer.step()
+    names = [one.name for one in recurrent(capture.trace)]
+    there, back = "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"
+    assert names == [there, back, *[there] * 7, *[back] * 7]  # one after another, as PyTorch does

@@ -179,3 +179,13 @@ def test_settings_of_pytorch_that_change_nothing_here_are_accepted(
         "PYTORCH_ALLOC_CONF", "backend:native,roundup_power2_divisions:[256:1,512:2,>:4],pinned_num_register_threads:4"
     )
     assert torch.empty(100, device="cuda").shape == (100,)
+
+
+def test_pools_of_the_script_take_from_the_one_that_there_is(device: FakeDevice) -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        held = torch.empty(100, device="cuda")
+    assert held.is_cuda
+    assert torch.cuda.memory_allocated() == 512
+    assert (pool.use_count(), pool.snapshot()) == (1, [])
+    assert torch.cuda.MemPool().id != pool.id
