@@ -22,13 +22,13 @@ from triosim.gpus import Gpu, find
 from triosim.memory.allocator.workspace import workspace_bytes
 from triosim.trace import Trace
 from triosim.tracer.compiler import cuda_graphs, dynamo, triton_kernels
+from triosim.tracer.contents import host_reads
 from triosim.tracer.device import (
     attention,
     cpp_registration,
     cuda_api,
     cudnn_rnn,
     data_dependent_operators,
-    host_reads,
     memory_formats,
     script_patches,
     undecomposed_operators,
