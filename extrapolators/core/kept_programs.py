@@ -97,14 +97,15 @@ KEPT = KeptPrograms()
 class BlocksSource:
     """Rows of blocks, and the ``others`` that something follows from, which are compared first.
 
-    Blocks that programs share are the same objects, so that it takes no time to compare them; to hash them would.
+    Blocks that programs share are the same objects, so that it takes no time to compare them; to hash them all would.
     """
 
     others: tuple[object, ...]
     blocks: tuple[tuple[Block, ...], ...]
 
     def __hash__(self) -> int:
-        return hash(tuple(map(len, self.blocks)))
+        some = [(len(row), *(row[place].digest for place in (0, len(row) // 2, -1))) for row in self.blocks if row]
+        return hash((len(self.blocks), *some))
 
 
 #: Optimizers of this process: points of a search share them, whatever their schedules and micro-batches.

@@ -107,9 +107,9 @@ class ProgramStorages:
             storage: tensor.category in PERSISTENT or storage not in made for storage, tensor in first.items()
         }
         self.captured = CapturedStorages(trace, first)
-        #: What lifetimes follow from beside blocks: one object for all programs in which it is equal. None where they cannot be
-        #: shared: those of a capture.
-        self.known_by: object = None if trace.storages else _KNOWN.get(_Storages(self), lambda: _Storages(self))
+        #: Stands for what lifetimes follow from beside blocks: one object for all programs in which that is equal. None where
+        #: they cannot be shared: those of a capture.
+        self.known_by: object = None if trace.storages else _KNOWN.get(_Storages(self), object)
         items = (item for block in blocks for item in block.items)
         self.sent_bytes = {item.key: item.nbytes for item in items if isinstance(item, SendToStage)}
         self.part = None if differences is None else DifferingStorages(program, trace, differences)
@@ -152,7 +152,7 @@ class _Storages:
 
 
 #: Those of the programs that were used last.
-_KNOWN = Kept[_Storages](4)
+_KNOWN = Kept[object](16)
 _MODULE_INPUTS = Kept[dict[int, frozenset[int]]](16)
 
 
