@@ -104,12 +104,18 @@ class BlocksSource:
     blocks: tuple[tuple[Block, ...], ...]
 
     def __hash__(self) -> int:
-        some = [(len(row), *(row[place].digest for place in (0, len(row) // 2, -1))) for row in self.blocks if row]
+        some = [(len(row), *(_digest(row[place]) for place in (0, len(row) // 2, -1))) for row in self.blocks if row]
         return hash((len(self.blocks), *some))
 
 
+def _digest(block: Block) -> Hashable:
+    """Return what equal blocks share, and few others."""
+    last = block.operators[-1] if block.operators else None
+    return block.layer, len(block.items), last and (last.id, last.seconds)
+
+
 #: Optimizers of this process: points of a search share them, whatever their schedules and micro-batches.
-_OPTIMIZERS = Kept[tuple[Block, ...]](32)
+_OPTIMIZERS = Kept[tuple[Block, ...]](128)
 
 
 def with_kept_optimizer(

@@ -136,22 +136,12 @@ class Block:
     layer: str
     phase: Phase
     items: tuple[BlockItem, ...]
-    _digest: int | None = field(default=None, init=False, repr=False, compare=False)
     _operators: tuple[Operator, ...] | None = field(default=None, init=False, repr=False, compare=False)
     _operator_ids: frozenset[int] | None = field(default=None, init=False, repr=False, compare=False)
     _tensors: TensorUses | None = field(default=None, init=False, repr=False, compare=False)
     _instructions: tuple[tuple[int, Instruction], ...] | None = field(
         default=None, init=False, repr=False, compare=False
     )
-
-    @property
-    def digest(self) -> int:
-        """A number that equal blocks share, and few others: it follows from the first and the last item."""
-        if self._digest is None:
-            ends = self.items[:1] + self.items[-1:]
-            object.__setattr__(self, "_digest", hash((self.layer, self.phase, len(self.items), ends)))
-        assert self._digest is not None
-        return self._digest
 
     @property
     def operators(self) -> tuple[Operator, ...]:

@@ -51,9 +51,9 @@ _TENSOR_AXIS = "tp"
 #: Stages of this process: points of a search that differ in schedule or data parallelism share them.
 _STAGES = Kept[tuple[Stage, ...]](8)
 #: Optimizers of pipeline ranks, which many points share that differ in their micro-batches.
-_OPTIMIZERS = Kept[tuple[tuple[Block, ...], ...]](16)
+_OPTIMIZERS = Kept[tuple[tuple[Block, ...], ...]](128)
 #: What pipeline ranks exchange before the update, by the blocks of all.
-_EXCHANGES = Kept[list[tuple[Block, ...]]](8)
+_EXCHANGES = Kept[list[tuple[Block, ...]]](16)
 
 
 class PipelineParallel(Extrapolator):

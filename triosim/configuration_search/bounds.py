@@ -19,8 +19,9 @@ is simulated.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Await, Block, Communicate, SendToStage, TransferKey
-from triosim.extrapolators.core.schedule_table import Action, ScheduleTable, Slot
+from triosim.extrapolators.core.schedule_table import Action, ActionPhase, ScheduleTable, Slot
 from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.networks.base import Network
 from triosim.networks.extensions import ContentionFree, FoldableNetwork
@@ -124,6 +125,19 @@ class _Run:
         launch = self.host + host
         return _Run(self.seconds + seconds, launch, max(self.launched, launch) + seconds)
 
+    def then(self, other: _Run) -> _Run:
+        """Return the run with another one after it."""
+        launched = max(self.launched + other.seconds, self.host + other.launched)
+        return _Run(self.seconds + other.seconds, self.host + other.host, launched)
+
+    def or_later(self, other: _Run) -> _Run:
+        """Return the run that ends when both have: another that began with it, to wait for which costs the host nothing."""
+        return _Run(max(self.seconds, other.seconds), self.host, max(self.launched, other.launched))
+
+    def and_beside(self, seconds: float) -> _Run:
+        """Return when something ends that begins after the run, and that no host launches."""
+        return _Run(self.seconds + seconds, self.host, self.launched + seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class _Event:
@@ -141,13 +155,46 @@ class _Event:
     axis: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _ActionProfile:
-    """What an action does: its events, and the run after the last; ``compute`` are the seconds of all its operators."""
+    """What an action does: its ``events``, and the run after the last. ``compute`` are the seconds of all its operators,
+    ``awaited`` the events that wait for other stages."""
 
-    events: list[_Event] = field(default_factory=list)
-    compute: float = 0.0
-    rest: _Run = _Run()
+    events: tuple[_Event, ...]
+    rest: _Run
+    compute: float
+    awaited: tuple[_Event, ...]
+
+    @classmethod
+    def of(cls, events: Sequence[_Event], rest: _Run, compute: float) -> _ActionProfile:
+        """Return the profile of an action with these events."""
+        events, rest = _without_own(events, rest)
+        awaited = [event for event in events if event.what == "await" and event.source is not None]
+        return cls(tuple(events), rest, compute, tuple(awaited))
+
+
+def _without_own(events: Sequence[_Event], rest: _Run) -> tuple[Sequence[_Event], _Run]:
+    """Return events with the collectives that an action begins, and itself awaits before its next transfer, in the runs.
+
+    Events of which one is pending at a transfer are returned as they are.
+    """
+    found: list[_Event] = []
+    run, pending = _Run(), dict[TransferKey, _Run]()
+    free: dict[str, _Run] = {}  # when the collectives of an axis have ended
+    for event in events:
+        run = run.then(event.run)
+        if event.what == "beside":
+            begun = run.or_later(free.get(event.axis, run))
+            pending[event.key] = free[event.axis] = begun.and_beside(event.lasts)
+        elif event.what == "await" and event.source is None:
+            run = run.or_later(pending.pop(event.key, run))
+        elif pending:
+            return events, rest
+        else:
+            found.append(replace(event, run=run))
+            run = _Run()
+            free.clear()  # all of them were awaited
+    return found, run.then(rest)
 
 
 class _LongestPath:
@@ -168,11 +215,12 @@ class _LongestPath:
             item.key: number
             for number, stage in enumerate(plan.program.stages)
             for block in (*stage.forward, *stage.backward)
-            for item in block.items
+            for _, item in block.instructions
             if isinstance(item, SendToStage)
         }
-        self._profiles: dict[tuple[int, int, str, bool], _ActionProfile] = {}
+        self._profiles: list[dict[tuple[int, ActionPhase, bool], _ActionProfile]] = [{} for _ in rows]
         self._first = [frozenset(self._schedule.first(row).values()) for row in rows]
+        self._last = [frozenset(self._schedule.last(row).values()) for row in rows]  # in which gradients are complete
         self._sent: dict[tuple[TransferKey, int], float] = {}  # by transfer and micro-batch
         self._now = [0.0 for _ in rows]
         self._host = [0.0 for _ in rows]  # when the hosts have launched what was run so far
@@ -187,54 +235,46 @@ class _LongestPath:
 
     def _run(self) -> None:
         """Run every rank's slots, each as soon as what it awaits was sent."""
-        rows = self._schedule.rows
-        done = [0 for _ in rows]
-        last = [self._completing(row) for row in range(len(rows))]
+        left = [deque(slots) for slots in self._schedule.rows]
         progress = True
         while progress:
             progress = False
-            for row, slots in enumerate(rows):
-                while done[row] < len(slots) and self._is_ready(row, slots[done[row]]):
-                    slot = slots[done[row]]
-                    if any(action in last[row] for action in slot):
-                        self._first_gradient.setdefault(row, self._now[row])
-                    self._run_slot(row, slot)
-                    done[row] += 1
+            for row, slots in enumerate(left):
+                while slots and self._has_run(row, slots[0]):
+                    slots.popleft()
                     progress = True
 
-    def _completing(self, row: int) -> set[Action]:
-        """Return the actions of a rank in which gradients are complete."""
-        return set(self._schedule.last(row).values())
-
-    def _is_ready(self, row: int, slot: Slot) -> bool:
-        return all((key, action.micro_batch) in self._sent for action in slot for key in self._awaited(row, action))
-
-    def _awaited(self, row: int, action: Action) -> Iterator[TransferKey]:
-        """Yield the transfers from other ranks that an action waits for."""
-        for event in self._profile(row, action).events:
-            if event.what == "await" and self._is_received(row, action, event):
-                yield event.key
+    def _has_run(self, row: int, slot: Slot) -> bool:
+        """Run a slot; return whether it could, since all was sent that it awaits."""
+        profiles = [self._profile(row, action) for action in slot]
+        awaited = [
+            self._sent.get((event.key, action.micro_batch))
+            for action, profile in zip(slot, profiles, strict=True)
+            for event in profile.awaited
+            if self._is_received(row, action, event)
+        ]
+        if None in awaited:
+            return False
+        if row not in self._first_gradient and not self._last[row].isdisjoint(slot):
+            self._first_gradient[row] = self._now[row]
+        if len(slot) == 1:
+            self._now[row] = self._run_action(row, slot[0], profiles[0], self._now[row])
+            return True
+        # Side by side, one computes while the other communicates; all results are sent at the end.
+        computed = self._now[row] + math.fsum(profile.compute for profile in profiles)
+        self._now[row] = max(computed, *(when for when in awaited if when is not None), 0.0)
+        for action, profile in zip(slot, profiles, strict=True):
+            for event in profile.events:
+                if event.what == "send":
+                    self._sent[event.key, action.micro_batch] = self._now[row]
+        return True
 
     def _is_received(self, row: int, action: Action, event: _Event) -> bool:
         """Whether an awaited transfer comes from another rank."""
         return event.source is not None and self._schedule.rank_of(event.source, action.micro_batch) != row
 
-    def _run_slot(self, row: int, slot: Slot) -> None:
-        if len(slot) == 1:
-            self._now[row] = self._run_action(row, slot[0], self._now[row])
-            return
-        # Side by side, one computes while the other communicates; all results are sent at the end.
-        awaited = [self._sent[key, action.micro_batch] for action in slot for key in self._awaited(row, action)]
-        computed = self._now[row] + math.fsum(self._profile(row, action).compute for action in slot)
-        self._now[row] = max(computed, *awaited, 0.0)
-        for action in slot:
-            for event in self._profile(row, action).events:
-                if event.what == "send":
-                    self._sent[event.key, action.micro_batch] = self._now[row]
-
-    def _run_action(self, row: int, action: Action, now: float) -> float:
+    def _run_action(self, row: int, action: Action, profile: _ActionProfile, now: float) -> float:
         """Return when an action ends that begins now."""
-        profile = self._profile(row, action)
         beside: dict[TransferKey, float] = {}
         free: dict[str, float] = {}  # when the collectives of an axis beside the computation have ended
         for event in profile.events:
@@ -258,14 +298,16 @@ class _LongestPath:
     # ---- what an action does ------------------------------------------------------------------------------------
 
     def _profile(self, row: int, action: Action) -> _ActionProfile:
-        key = (row, action.stage, action.phase, action in self._first[row])
-        if key not in self._profiles:
-            added, first = self._additions(row, action), (*key[:3], True)
-            if not added and first in self._profiles:
-                return self._profiles.setdefault(key, self._profiles[first])
+        known, is_first = self._profiles[row], action in self._first[row]
+        key = (action.stage, action.phase, is_first)
+        profile = known.get(key)
+        if profile is None:
+            added, first = self._additions(row, action), (action.stage, action.phase, True)
+            if not added and first in known:
+                return known.setdefault(key, known[first])
             blocks = self._lowerings[row].program.part(action.stage, action.phase)
-            self._profiles[key] = self._profile_of(self._ranks[row], blocks, added)
-        return self._profiles[key]
+            profile = known[key] = self._profile_of(self._ranks[row], blocks, added)
+        return profile
 
     def _additions(self, row: int, action: Action) -> Mapping[int, Sequence[Operator]]:
         """Return the kernels that add an action's gradients to those of other micro-batches, by the operator ahead of them."""
@@ -280,14 +322,15 @@ class _LongestPath:
     def _profile_of(
         self, rank: int, blocks: Sequence[Block], added: Mapping[int, Sequence[Operator]]
     ) -> _ActionProfile:
-        found, run = _ActionProfile(), _Run()
+        events: list[_Event] = []
+        run, compute = _Run(), 0.0
         beside: set[TransferKey] = set()
         for item in (item for block in blocks for item in block.items):
             event: _Event | None = None
             if isinstance(item, Operator):
                 for one in (item, *added.get(item.id, ())):
                     run = run.and_then(one.seconds, self._launched(one))
-                    found.compute += one.seconds
+                    compute += one.seconds
             elif isinstance(item, Communicate) and item.key is None:
                 run = run.and_then(self._seconds_of(item, rank), 0.0)
             elif isinstance(item, Communicate) and item.key is not None:
@@ -299,10 +342,9 @@ class _LongestPath:
             elif isinstance(item, Await) and (item.key in beside or item.key in self._sources):
                 event = _Event(run, "await", item.key, source=self._sources.get(item.key))
             if event is not None:
-                found.events.append(event)
+                events.append(event)
                 run = _Run()
-        found.rest = run
-        return found
+        return _ActionProfile.of(events, run, compute)
 
     def _launched(self, operator: Operator) -> float:
         """Return what an operator's launch costs the host."""
