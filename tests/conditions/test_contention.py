@@ -139,3 +139,12 @@ def test_collectives_beside_computing_make_a_step_longer_and_only_those() -> Non
     assert alone < beside < 1.27 * alone
     single = [triosim.simulate(trace, conditions=conditions).step_time_s for conditions in ({}, ALONE)]
     assert single[0] == single[1]
+
+
+def test_computations_that_were_measured_together_with_transfers_slow_transfers_alone() -> None:
+    topology, ranks = Topology.load("dgx-h100"), tuple(range(8))
+    found = Contention(NOTHING, gpus.find("H100"), topology, 0.3, measured_together=True).slowdown("all_gather", ranks)
+    assert (found.computation, found.communication) == (1.0, of("all_gather", range(8), "dgx-h100").communication)
+    stated = Interference(computation={"all_gather": 1.5})
+    again = Contention(stated, gpus.find("H100"), topology, 0.3, measured_together=True).slowdown("all_gather", ranks)
+    assert again.computation == 1.5

@@ -53,16 +53,23 @@ class Contention:
 
     ``stated`` are those that a user gave: a side (computation, communication) of which anything is stated has no others. A GPU
     whose multiprocessors are not known has none of its own. ``memory_bound`` is the part of the time of computations in which
-    they wait for memory.
+    they wait for memory. The times of computations that were ``measured_together`` with transfers have it: theirs is no other.
     """
 
     def __init__(
-        self, stated: Interference, gpu: Gpu | None = None, topology: Topology | None = None, memory_bound: float = 0.0
+        self,
+        stated: Interference,
+        gpu: Gpu | None = None,
+        topology: Topology | None = None,
+        memory_bound: float = 0.0,
+        *,
+        measured_together: bool = False,
     ) -> None:
         self._stated = stated
         self._gpu = gpu if gpu is not None and gpu.sms and gpu.architecture != "x86" else None
         self._topology = topology
         self._memory_bound = memory_bound
+        self._measured_together = measured_together
         self._known: dict[tuple[str, Sequence[int]], Slowdown] = {}
 
     def __bool__(self) -> bool:
@@ -87,7 +94,8 @@ class Contention:
         channels, rate = _resources(kind, ranks, gpu, topology)
         processors, memory = min(channels / gpu.sms, _MOST), min(_PASSES * rate / gpu.bandwidth, _MOST)
         waiting = processors + self._memory_bound * max(0.0, memory - processors)
-        return Slowdown(1.0 / (1.0 - waiting), 1.0 + self._memory_bound * memory)
+        computation = 1.0 if self._measured_together else 1.0 / (1.0 - waiting)
+        return Slowdown(computation, 1.0 + self._memory_bound * memory)
 
 
 def memory_bound(operators: Iterable[Operator]) -> float:

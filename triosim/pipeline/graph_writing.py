@@ -38,7 +38,9 @@ def write_step(trace: TraceLike, config: RunConfig, folder: Path) -> None:
     planned = plan(price(read(trace, config), config), config)
     timed, numbers = planned.priced.subject.trace, Numbers()
     ranks = _graphs(planned, numbers)
-    facts = StepFacts(timed.gpu, memory_bound(timed.operators))
+    streams = planned.priced.subject.streams
+    together = streams is not None and streams.measured_together
+    facts = StepFacts(timed.gpu, memory_bound(timed.operators), together)
     folder.mkdir(parents=True, exist_ok=True)
     for rank, nodes in enumerate(ranks):
         write_et(folder / f"{STEM}.{rank}.et", nodes, facts.attributes)

@@ -46,7 +46,8 @@ def graph_streams(prefix: Path, config: RunConfig) -> TaskStreams:
     )
     notes = (*files.notes, *(() if described is None else described.notes), *timed)
     beside = str(files.network) if config.topology is None and files.network is not None else None
-    return replace(task_streams(graphs, system, str(prefix)), topology=beside, notes=notes)
+    found = task_streams(graphs, system, str(prefix))
+    return replace(found, topology=beside, notes=notes, measured_together=facts.measured_together)
 
 
 def refuse_without_graphs(config: RunConfig) -> None:

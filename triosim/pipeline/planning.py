@@ -94,7 +94,8 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     waiting = None if streams is None else streams.memory_bound
     if waiting is None:
         waiting = memory_bound(subject.trace.operators)
-    contention = Contention(system.conditions.interference, gpu, system.topology, waiting)
+    together = streams is not None and streams.measured_together
+    contention = Contention(system.conditions.interference, gpu, system.topology, waiting, measured_together=together)
     return PlannedRun(priced, planned, system, network, new_network, heterogeneity, contention, memory, tuple(notes))
 
 

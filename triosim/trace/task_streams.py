@@ -21,7 +21,8 @@ class TaskStreams:
     at most one group of a family, and all ranks of a family's groups are in the order that roots, peers and shares count by.
     ``global_batch_size`` is how many samples all ranks together work on in a step, None where that is not known. Of
     ``complete`` streams every rank was read, so that equal ranks are known to be. ``memory_bound`` is the part of
-    the time of computations in which they wait for memory, where their operators do not say it. ``topology`` is the file of
+    the time of computations in which they wait for memory, where their operators do not say it. Operators that were
+    ``measured_together`` with the communication have the times that they take beside it. ``topology`` is the file of
     the network that they come with, and ``notes`` are what a user should know of how they were read.
     """
 
@@ -34,6 +35,7 @@ class TaskStreams:
     memory_bound: float | None = None
     topology: str | None = None
     notes: tuple[str, ...] = ()
+    measured_together: bool = False
 
     def __post_init__(self) -> None:
         where = self.source or None

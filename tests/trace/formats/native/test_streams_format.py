@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,16 @@ def test_streams_are_the_same_after_writing_and_reading(tmp_path: Path, name: st
         assert (trace.batch_size, trace.times) == (8, "made up")
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_file_says_whether_its_operators_were_measured_beside_the_communication(
+    tmp_path: Path, together: bool
+) -> None:
+    triosim.save_trace(dataclasses.replace(STREAMS, measured_together=together), tmp_path / "streams.json")
+    read = triosim.load_trace(tmp_path / "streams.json")
+    assert isinstance(read, TaskStreams)
+    assert read.measured_together == together
+
+
 WRONG: list[tuple[str, list[Any], Any, str, str]] = [
     ("later version", ["schema"], "triosim-streams/2", "schema", "triosim-streams/1"),
     ("no ranks", ["like"], [], "like", "no ranks"),
@@ -77,6 +88,7 @@ WRONG: list[tuple[str, list[Any], Any, str, str]] = [
     ("operator's time", ["traces", "3", "operators", 1, "seconds"], -1, "traces.3.operators[1].seconds", "negative"),
     ("mark of a trace", ["traces", "0", "marks", 0, "kind"], "x", "traces.0.marks[0].kind", "known: record"),
     ("unknown key", ["group"], {}, "group", "did you mean 'groups'?"),
+    ("measured perhaps", ["measured_together"], 1, "measured_together", "not true or false"),
     ("batch of none", ["global_batch_size"], 0, "global_batch_size", "at least 1"),
 ]
 

@@ -24,7 +24,14 @@ from triosim.trace.trace import Trace
 NAME = "streams"
 SCHEMA = "triosim-streams/1"
 
-STREAMS_KEYS = {"schema": True, "global_batch_size": False, "like": True, "groups": True, "traces": True}
+STREAMS_KEYS = {
+    "schema": True,
+    "global_batch_size": False,
+    "measured_together": False,
+    "like": True,
+    "groups": True,
+    "traces": True,
+}
 
 
 def recognises(path: Path) -> bool:
@@ -69,7 +76,12 @@ class StreamsReader(Checks):
         groups = self.groups(data["groups"], len(like))
         for rank, trace in traces.items():
             self.communications(trace, rank, groups)
-        return TaskStreams(traces, tuple(like), groups, self.file, batch)
+        together = data.get("measured_together", False)
+        if not isinstance(together, bool):
+            self.fail(
+                "measured_together", f"{together!r:.40} is not true or false", "leave it out, or write one of them"
+            )
+        return TaskStreams(traces, tuple(like), groups, self.file, batch, measured_together=together)
 
     def traces(self, value: Any, world: int) -> dict[int, Trace]:
         """Return the traces by rank."""
@@ -126,6 +138,8 @@ def _lines(streams: TaskStreams) -> Iterator[str]:
     yield f'{{\n"schema": "{SCHEMA}",\n'
     if streams.global_batch_size is not None:
         yield f'"global_batch_size": {streams.global_batch_size},\n'
+    if streams.measured_together:
+        yield '"measured_together": true,\n'
     yield f'"like": {json.dumps(streams.like)},\n"groups": {{\n'
     yield ",\n".join(f"{json.dumps(name)}: {json.dumps(family)}" for name, family in streams.groups.items())
     yield '\n},\n"traces": {\n'

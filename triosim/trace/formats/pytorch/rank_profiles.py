@@ -60,7 +60,13 @@ def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
     traces = {rank: replace(trace, batch_size=found.by_rank.get(rank, 1)) for rank, trace in traces.items()}
     complete = len(known) == world
     return TaskStreams(
-        traces, like, families.groups, source=str(source), global_batch_size=found.total, complete=complete
+        traces,
+        like,
+        families.groups,
+        source=str(source),
+        global_batch_size=found.total,
+        complete=complete,
+        measured_together=True,
     )
 
 
