@@ -47,6 +47,7 @@ class CapturedPlan:
         self.notes = tuple(_notes(streams))
         self.symmetry = symmetry_of(streams)
         self.global_batch_size = streams.global_batch_size or _sum_of_batches(streams)
+        self.sample_parts = streams.sample_parts
         self.work = tuple((trace, float(streams.like.count(rank))) for rank, trace in streams.traces.items())
         self._groups = communicators(streams)
         self._tags = {family: number * TAGS_OF_A_FAMILY for number, family in enumerate(streams.groups)}

@@ -80,6 +80,11 @@ class ParallelPlan:
         return self.program.training
 
     @property
+    def sample_parts(self) -> int:
+        """In how many parts a sample of its trace is: a trace of one GPU has it whole."""
+        return 1
+
+    @property
     def pipeline_axis(self) -> str | None:
         """The axis along which stages follow each other; None without a pipeline."""
         return self.program.stage_axis if len(self.program.stages) > 1 else None

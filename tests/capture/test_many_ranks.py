@@ -78,6 +78,26 @@ for step in range(2):
 )
 
 
+#: Samples are split over pairs of ranks, and parameters are sharded over all.
+CONTEXT_PARALLEL = (
+    HEAD
+    + """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.experimental import context_parallel
+mesh = init_device_mesh("cuda", (world // 2, 2), mesh_dim_names=("dp", "cp"))
+model = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 100)).cuda()
+fully_shard(model, mesh=init_device_mesh("cuda", (world,)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    tokens = torch.randint(0, 100, (4, 32), device="cuda")
+    with context_parallel(mesh["cp"], buffers=[tokens], buffer_seq_dims=[1], no_restore_buffers={tokens}):
+        model(tokens).sum().backward()
+    optimizer.step()
+"""
+)
+
+
 def written(folder: Path, text: str, **values: object) -> Path:
     path = folder / "train.py"
     path.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()) + text, encoding="utf-8")
@@ -121,6 +141,17 @@ def test_stages_of_a_pipeline_tell_each_other_their_shapes_and_data_parallel_ran
     assert sends == sum(kind.count("recv") for kind in kinds) == 4 * 2 * 2  # micro-batches, boundaries, directions
     assert all(kind.count("all_reduce") == 1 for kind in kinds)
     triosim.simulate(streams, topology="dgx-a100")
+
+
+def test_samples_that_ranks_share_are_counted_once_and_their_tokens_too(tmp_path: Path) -> None:
+    streams = capture_ranks(written(tmp_path, CONTEXT_PARALLEL), world=8, quiet=True).streams
+    assert (streams.global_batch_size, streams.sample_parts) == (16, 2)
+    target = tmp_path / "streams.json"
+    triosim.save_trace(streams, target)
+    result = triosim.simulate(target, topology="dgx-h100")
+    assert result.data.metrics is not None
+    assert result.data.metrics.tokens_per_sample == 32
+    assert result.data.global_batch_size == 16
 
 
 def test_given_ranks_stand_for_those_that_share_most_places_with_them(tmp_path: Path) -> None:

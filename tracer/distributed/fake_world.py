@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from triosim.errors import CaptureError
 from triosim.tracer.device.dispatch_mode import DeviceMode
-from triosim.tracer.distributed import ddp, dtensor, fsdp, pipelining
+from triosim.tracer.distributed import context_parallel, ddp, dtensor, fsdp, pipelining
 from triosim.tracer.distributed.communication_calls import CommunicationCalls, FakeWork
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_exchange import RankExchange, members_of
@@ -80,6 +80,7 @@ def install(
     fsdp.install(patches, recorder, mode, calls)
     dtensor.install(patches, mode)
     pipelining.install(patches, messages)
+    context_parallel.install(patches, groups)
     return groups
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from triosim.trace.sample_axes import SampleAxes
+
 #: The axis of the group of all ranks.
 WORLD = "world"
 _MESH = "mesh_"
@@ -27,11 +29,12 @@ class _Axis:
 
 
 class ProcessGroups:
-    """The axes of the groups that a script has made, and those over which it reduces gradients (``data_parallel``)."""
+    """The axes of the groups that a script has made, and those that say which samples a rank has."""
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self.data_parallel: set[str] = set()
+        self._data_parallel: set[str] = set()
+        self._context_parallel: set[str] = set()
         self._axes: list[_Axis] = []
         self._axis_of: dict[str, str] = {}  # by PyTorch's name of a group that this rank is in
         self.add(tuple(range(world)), WORLD)
@@ -40,6 +43,11 @@ class ProcessGroups:
     def groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """The groups of each axis."""
         return {axis.name: tuple(axis.groups) for axis in self._axes}
+
+    @property
+    def sample_axes(self) -> SampleAxes:
+        """The axes that say which samples a rank has, as far as the script has come."""
+        return SampleAxes(frozenset(self._data_parallel), frozenset(self._context_parallel))
 
     def add(self, ranks: Sequence[int], description: str) -> str:
         """Add a group that was made, and return the name of its axis."""
@@ -66,7 +74,11 @@ class ProcessGroups:
 
     def reduces_gradients(self, group: str) -> None:
         """Note that gradients are reduced over one of this rank's groups, so that its ranks have samples of their own."""
-        self.data_parallel.add(self.axis(group))
+        self._data_parallel.add(self.axis(group))
+
+    def shares_samples(self, group: str) -> None:
+        """Note that the ranks of one of this rank's groups have parts of the same samples."""
+        self._context_parallel.add(self.axis(group))
 
     def _free_name(self, description: str) -> str:
         name = description.removeprefix(_MESH) if description not in ("", "undefined") else "group"

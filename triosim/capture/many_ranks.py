@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 from triosim import gpus
@@ -22,13 +23,13 @@ from triosim.compute.pricing.prediction import with_predicted_times
 from triosim.errors import CaptureError, OptionError
 from triosim.gpus import DEFAULT_GPU
 from triosim.trace import Trace
+from triosim.trace.sample_axes import Groups, SampleAxes
 from triosim.trace.task_streams import TaskStreams
 from triosim.tracer.script_runner import Script, check_script
 from triosim.units import parse_ranks
 
 #: Process groups along one axis, which have one size and share no rank. A rank's coordinate along an axis of groups that divide
 #: the world is its position in its group.
-Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,18 @@ def captured_streams(job: CaptureJob, chosen: Sequence[int] | None, *, quiet: bo
         traces = {rank: with_predicted_times(pool.trace(rank)) for rank in captured}
         awaited = pool.awaited
     axes = _all_axes(summary.groups for summary in summaries.values())
-    data_parallel = frozenset().union(*(summary.data_parallel for summary in summaries.values()))
-    return CapturedStreams(joined_streams(traces, like, axes, data_parallel), compared, awaited)
+    sample_axes = reduce(SampleAxes.joined, (summary.sample_axes for summary in summaries.values()))
+    return CapturedStreams(joined_streams(traces, like, axes, sample_axes), compared, awaited)
 
 
 def joined_streams(
-    traces: Mapping[int, Trace], like: tuple[int, ...], axes: Mapping[str, Groups], data_parallel: frozenset[str]
+    traces: Mapping[int, Trace], like: tuple[int, ...], axes: Mapping[str, Groups], sample_axes: SampleAxes
 ) -> TaskStreams:
     """Return the task streams of all ranks, each of which runs ``like`` one of the captured ones.
 
-    ``data_parallel`` are the names of the axes over which gradients are reduced.
+    ``sample_axes`` are those of the ``axes`` that say which samples a rank has.
     """
-    samples = max(trace.batch_size for trace in traces.values()) * _replicas(axes, data_parallel)
+    samples = max(trace.batch_size for trace in traces.values()) * sample_axes.replicas(axes)
     used = {
         operator.communication.group
         for trace in traces.values()
@@ -96,7 +97,7 @@ def joined_streams(
         if operator.communication is not None
     }
     groups = {name: found for name, found in axes.items() if name in used}
-    return TaskStreams(traces, like, groups, global_batch_size=samples)
+    return TaskStreams(traces, like, groups, global_batch_size=samples, sample_parts=sample_axes.parts(axes))
 
 
 def checked_ranks(ranks: str | Sequence[int], world: int, where: str = "--ranks") -> list[int] | None:
@@ -219,9 +220,3 @@ def _all_axes(made: Iterable[Mapping[str, Groups]]) -> dict[str, Groups]:
                 )
             found[name] = together
     return found
-
-
-def _replicas(axes: Mapping[str, Groups], data_parallel: frozenset[str]) -> int:
-    """Return how many ranks train on samples of their own."""
-    different = dict.fromkeys(axes[name] for name in sorted(data_parallel) if name in axes)
-    return math.prod(len(groups[0]) for groups in different)

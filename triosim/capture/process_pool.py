@@ -26,6 +26,7 @@ from triosim.capture.child_processes import ChildProcess, end
 from triosim.errors import CaptureError, ScriptError, SimulationError, TriosimError
 from triosim.gpus import Gpu
 from triosim.trace import Trace
+from triosim.trace.sample_axes import SampleAxes
 from triosim.tracer.pytorch_version import require_torch
 from triosim.tracer.script_runner import Script
 
@@ -63,13 +64,13 @@ class CaptureJob:
 class RankSummary:
     """The step that a rank runs, as a ``digest`` that is equal for ranks that run the same, and its process groups by axis.
 
-    ``data_parallel`` are the names of the axes over which gradients are reduced. ``uneven`` are, by the size of an axis, the
-    positions along it where shards of parameters become smaller.
+    ``sample_axes`` say which samples it has. ``uneven`` are, by the size of an axis, the positions along it where shards of
+    parameters become smaller.
     """
 
     digest: str
     groups: dict[str, tuple[tuple[int, ...], ...]]
-    data_parallel: frozenset[str]
+    sample_axes: SampleAxes
     uneven: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 

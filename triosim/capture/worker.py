@@ -77,7 +77,7 @@ def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) 
         trace, groups = device.traces[0], device.groups
         uneven = {} if observed.model is None else uneven_positions(observed.model.parameters())
     assert groups is not None
-    return trace, RankSummary(digest(trace), groups.groups, frozenset(groups.data_parallel), uneven)
+    return trace, RankSummary(digest(trace), groups.groups, groups.sample_axes, uneven)
 
 
 def _tell_progress(device: FakeDevice, file: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from triosim.trace import Communication, Mark, Operator, Trace
 from triosim.trace.formats.pytorch.kineto_file import ProfiledRank
+from triosim.trace.sample_axes import SampleAxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +137,13 @@ class At:
 class KeptTraces:
     """The traces that a rank has kept so far, as they are asked for when the run is interrupted.
 
-    ``kinds`` is the kind of each step, by which the ``traces`` are; ``data_parallel`` are the axes over which gradients are
-    reduced.
+    ``kinds`` is the kind of each step, by which the ``traces`` are; ``sample_axes`` say which samples the
+    rank has.
     """
 
     kinds: tuple[int, ...]
     traces: Mapping[int, Trace]
-    data_parallel: frozenset[str]
+    sample_axes: SampleAxes
 
     def of(self, step: int) -> Trace | None:
         """Return the trace of a step; None where none of its kind was kept."""

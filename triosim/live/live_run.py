@@ -28,6 +28,7 @@ from triosim.live.running_rank import RunningRank
 from triosim.live.step_records import LiveStep, StepRecord, StepRecords
 from triosim.tasks import Compute
 from triosim.trace import Trace
+from triosim.trace.sample_axes import SampleAxes
 from triosim.trace.task_streams import TaskStreams
 
 #: What runs in each process. It is loaded by name, because it imports PyTorch.
@@ -123,15 +124,15 @@ class LiveRun:
     def _streams_of(self, running: Mapping[int, RunningRank], step: int, system: LiveSystem) -> TaskStreams | None:
         """Return the task streams of a step; None where a rank kept no trace of it."""
         traces: dict[int, Trace] = {}
-        axes: frozenset[str] = frozenset()
+        sample_axes = SampleAxes()
         for rank in sorted(set(system.like)):
-            trace, data_parallel = running[rank].trace(step)
+            trace, of_a_rank = running[rank].trace(step)
             if trace is None:
                 return None
             traces[rank] = with_predicted_times(trace, system.prices.model)
-            axes |= data_parallel
+            sample_axes = sample_axes.joined(of_a_rank)
         groups = {family: tuple(every) for family, every in self._groups.groups.items()}
-        return joined_streams(traces, tuple(system.like), groups, axes)
+        return joined_streams(traces, tuple(system.like), groups, sample_axes)
 
     def _started(self, rank: int) -> tuple[Any, Any]:
         context: Any = multiprocessing.get_context(start_method(_WORKER))

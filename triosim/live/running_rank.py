@@ -15,6 +15,7 @@ from triosim.errors import SimulationError
 from triosim.extrapolators.captured.commands import Command, CommandWriter
 from triosim.live.items import At, Communicated, Groups, HostAction, KeptTraces, NewOperator, StepOver, TimedEvent
 from triosim.trace import Mark, Operator, Trace
+from triosim.trace.sample_axes import SampleAxes
 
 #: How long a process that hangs has to say where.
 _ANSWER_SECONDS = 5.0
@@ -104,12 +105,12 @@ class RunningRank:
             items = self.connection.recv()
             self.kept = next((one for one in items if isinstance(one, KeptTraces)), None)
 
-    def trace(self, step: int) -> tuple[Trace | None, frozenset[str]]:
-        """Return the trace of a step, of a script that has ended, and the axes over which it reduces gradients."""
+    def trace(self, step: int) -> tuple[Trace | None, SampleAxes]:
+        """Return the trace of a step, of a script that has ended, and the axes that say which samples it has."""
         if self.kept is not None:
-            return self.kept.of(step), self.kept.data_parallel
+            return self.kept.of(step), self.kept.sample_axes
         self.connection.send(step)
-        found: tuple[Trace | None, frozenset[str]] = self.connection.recv()
+        found: tuple[Trace | None, SampleAxes] = self.connection.recv()
         return found
 
     def _price(self, new: Sequence[Operator]) -> None:

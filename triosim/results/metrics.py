@@ -55,7 +55,7 @@ def metrics(run: FinishedRun, times: StepTimes, options: MetricOptions) -> Metri
     plan, step, ranks = run.step, times.seconds, times.ranks
     world = len(ranks)
     rate = plan.global_batch_size / step
-    tokens = options.tokens_per_sample or tokens_of(run.trace)
+    tokens = options.tokens_per_sample or _tokens_of(run)
     kinds = [options.gpu_kinds.get(rank.rank, run.trace.gpu) for rank in ranks]
     catalogue = {kind: gpus.get(kind) for kind in set(kinds)}
     system = [catalogue[kind] for kind in kinds]
@@ -120,6 +120,11 @@ def axis_traffic(collectives: Iterable[CollectiveTimes], exposed: Iterable[Expos
         AxisTraffic(axis, nbytes, count, *exposures.get(axis, (0.0, 0.0))) for axis, (nbytes, count) in totals.items()
     ]
     return sorted(rows, key=lambda row: (-row.exposed_s, -row.bytes, row.axis))
+
+
+def _tokens_of(run: FinishedRun) -> float | None:
+    tokens = tokens_of(run.trace)
+    return tokens and tokens * run.step.sample_parts
 
 
 def tokens_of(trace: Trace) -> float | None:

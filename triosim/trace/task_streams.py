@@ -19,7 +19,8 @@ class TaskStreams:
     ``traces`` are those of the captured ranks; ``like[rank]`` is the captured rank that runs the same operators as ``rank``,
     which communicates in groups of its own. ``groups`` are families of groups by name ("tp", "fsdp", "world"): each rank is in
     at most one group of a family, and all ranks of a family's groups are in the order that roots, peers and shares count by.
-    ``global_batch_size`` is how many samples all ranks together work on in a step, None where that is not known. Of
+    ``global_batch_size`` is how many samples all ranks together work on in a step, None where that is not known;
+    a rank has one of ``sample_parts`` parts of each of its samples. Of
     ``complete`` streams every rank was read, so that equal ranks are known to be. ``memory_bound`` is the part of
     the time of computations in which they wait for memory, where their operators do not say it. Operators that were
     ``measured_together`` with the communication have the times that they take beside it. ``topology`` is the file of
@@ -36,6 +37,7 @@ class TaskStreams:
     topology: str | None = None
     notes: tuple[str, ...] = ()
     measured_together: bool = False
+    sample_parts: int = 1
 
     def __post_init__(self) -> None:
         where = self.source or None

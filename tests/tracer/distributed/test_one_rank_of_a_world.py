@@ -194,7 +194,7 @@ def sharded(**options: Any) -> Callable[[], Step]:
 def test_fsdp2_gathers_every_parameter_twice_and_scatters_each_gradient_once() -> None:
     trace, capture = captured(sharded())
     assert capture.groups is not None
-    assert capture.groups.data_parallel == {"world"}
+    assert capture.groups.sample_axes.data_parallel == {"world"}
     gathers, scatters = communications(trace, "all_gather"), communications(trace, "reduce_scatter")
     assert sorted(one.nbytes for one in gathers) == [LAYER_BYTES] * (2 * LAYERS)
     assert [one.nbytes for one in scatters] == [LAYER_BYTES] * LAYERS

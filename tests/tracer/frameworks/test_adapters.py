@@ -83,10 +83,10 @@ def test_ranks_of_frameworks_that_reduce_gradients_themselves_have_samples_of_th
     with FakeDevice("H100", world=4) as device:
         dist.init_process_group("nccl")
         assert device.groups is not None
-        assert device.groups.data_parallel == set()
+        assert device.groups.sample_axes.data_parallel == set()
         importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine()._configure_distributed_model()
-        assert len(device.groups.data_parallel) == 1
+        assert len(device.groups.sample_axes.data_parallel) == 1
         half = dist.new_group([0, 1], group_desc="half")
         importlib.import_module("megatron.core.distributed.distributed_data_parallel").DistributedDataParallel(half)
-        assert "half" in device.groups.data_parallel
+        assert "half" in device.groups.sample_axes.data_parallel
         dist.destroy_process_group()

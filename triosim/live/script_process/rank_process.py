@@ -30,6 +30,7 @@ from triosim.live.script_process import clock, profiler
 from triosim.live.script_process.task_feed import TaskFeed
 from triosim.trace import Trace
 from triosim.trace.formats.pytorch.kineto_file import ProfiledRank
+from triosim.trace.sample_axes import SampleAxes
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.patches import Patch, Patches
@@ -90,7 +91,7 @@ def _end(feed: TaskFeed, steps: _Steps, connection: Connection, status: int) -> 
     feed.end(status)
     while (asked := connection.recv()) is not None:
         kept = steps.kept()
-        connection.send((kept.of(asked), kept.data_parallel))
+        connection.send((kept.of(asked), kept.sample_axes))
 
 
 def _exit(feed: TaskFeed, steps: _Steps, connection: Connection) -> Patch:
@@ -244,8 +245,8 @@ class _Steps:
     def kept(self) -> KeptTraces:
         """Return the traces of the steps so far."""
         groups = None if self.device is None else self.device.groups
-        data_parallel = frozenset(groups.data_parallel if groups is not None else ())
-        return KeptTraces(tuple(self.fingerprints), dict(self.traces), data_parallel)
+        sample_axes = SampleAxes() if groups is None else groups.sample_axes
+        return KeptTraces(tuple(self.fingerprints), dict(self.traces), sample_axes)
 
 
 class _Messages(RankMessages):

@@ -28,6 +28,7 @@ STREAMS_KEYS = {
     "schema": True,
     "global_batch_size": False,
     "measured_together": False,
+    "sample_parts": False,
     "like": True,
     "groups": True,
     "traces": True,
@@ -65,6 +66,7 @@ class StreamsReader(Checks):
         batch = data.get("global_batch_size")
         if batch is not None:
             self.integer(batch, "global_batch_size", least=1)
+        parts = self.integer(data.get("sample_parts", 1), "sample_parts", least=1)
         like = self.rows(data["like"], "like")
         if not like:
             self.fail("like", "there are no ranks", "give for each rank the captured rank that represents it")
@@ -81,7 +83,7 @@ class StreamsReader(Checks):
             self.fail(
                 "measured_together", f"{together!r:.40} is not true or false", "leave it out, or write one of them"
             )
-        return TaskStreams(traces, tuple(like), groups, self.file, batch, measured_together=together)
+        return TaskStreams(traces, tuple(like), groups, self.file, batch, measured_together=together, sample_parts=parts)
 
     def traces(self, value: Any, world: int) -> dict[int, Trace]:
         """Return the traces by rank."""
@@ -140,6 +142,8 @@ def _lines(streams: TaskStreams) -> Iterator[str]:
         yield f'"global_batch_size": {streams.global_batch_size},\n'
     if streams.measured_together:
         yield '"measured_together": true,\n'
+    if streams.sample_parts > 1:
+        yield f'"sample_parts": {streams.sample_parts},\n'
     yield f'"like": {json.dumps(streams.like)},\n"groups": {{\n'
     yield ",\n".join(f"{json.dumps(name)}: {json.dumps(family)}" for name, family in streams.groups.items())
     yield '\n},\n"traces": {\n'
