@@ -36,10 +36,11 @@ from triosim.tracer.device import (
     zero_tensors,
 )
 from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
-from triosim.tracer.distributed import data_parallel, fake_world, refused_calls, spawned_ranks
+from triosim.tracer.distributed import fake_world, refused_calls, spawned_ranks
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_exchange import RankExchange
 from triosim.tracer.distributed.rank_messages import RankMessages
+from triosim.tracer.distributed.wrappers import data_parallel
 from triosim.tracer.frameworks import adapters
 from triosim.tracer.memory.cuda_memory import LimitedAllocator
 from triosim.tracer.patches import Patches, only_capture

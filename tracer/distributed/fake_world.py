@@ -19,11 +19,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from triosim.errors import CaptureError
 from triosim.tracer.device.dispatch_mode import DeviceMode
-from triosim.tracer.distributed import context_parallel, ddp, dtensor, fsdp, pipelining
 from triosim.tracer.distributed.communication_calls import CommunicationCalls, FakeWork
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_exchange import RankExchange, members_of
 from triosim.tracer.distributed.rank_messages import RankMessages
+from triosim.tracer.distributed.wrappers import context_parallel, ddp, dtensor, fsdp, pipelining
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import missing_api
 from triosim.tracer.recorder.recorder import Recorder

@@ -14,7 +14,7 @@ from triosim.capture.process_pool import CaptureJob, RankSummary, progress_file
 from triosim.errors import CaptureError, TriosimError
 from triosim.trace import Trace
 from triosim.tracer.distributed.rank_messages import RankMessages
-from triosim.tracer.distributed.uneven_shards import uneven_positions
+from triosim.tracer.distributed.wrappers.uneven_shards import uneven_positions
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.recorder.script_lines import script_line
 from triosim.tracer.script_runner import run_script
