@@ -83,7 +83,9 @@ class StreamsReader(Checks):
             self.fail(
                 "measured_together", f"{together!r:.40} is not true or false", "leave it out, or write one of them"
             )
-        return TaskStreams(traces, tuple(like), groups, self.file, batch, measured_together=together, sample_parts=parts)
+        return TaskStreams(
+            traces, tuple(like), groups, self.file, batch, measured_together=together, sample_parts=parts
+        )
 
     def traces(self, value: Any, world: int) -> dict[int, Trace]:
         """Return the traces by rank."""
