@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from triosim.cli import narrow_help
 from triosim.errors import OptionError
 from triosim.reports.terminal.console import new_console
 
@@ -48,7 +49,7 @@ _TEXT, _NUMBER, _FLAG = _Plain(str), _Plain(int), _Plain(bool)
 
 
 def _convert_plainly(parameters: Iterable[Any]) -> None:
-    """Put our conversion, and our word for lists, in the place of typer's, where typer has such a place."""
+    """Put our conversion, and our words for types, in the place of typer's, where typer has such a place."""
     for parameter in parameters:
         kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
         plain = _NUMBER if kind is int else _FLAG if kind is bool else _TEXT if kind in (str, list[str]) else None
@@ -56,6 +57,16 @@ def _convert_plainly(parameters: Iterable[Any]) -> None:
             parameter._runtime_param = plain
         if getattr(parameter, "nargs", 1) == -1 and hasattr(parameter, "display_type_rich"):
             parameter.display_type_rich = lambda ctx: "LIST"  # and not its annotation, <list[str]>
+        elif hasattr(parameter, "display_type_rich") and (kind is bool or parameter.param_type_name == "argument"):
+            parameter.display_type_rich = lambda ctx: ""  # a flag has no value, an argument's name says what it is
+
+
+def _format_help(command: Any, context: Any, formatter: Any, usual: Callable[[Any, Any], None]) -> None:
+    """Show the help of a command, on a narrow terminal without columns."""
+    if narrow_help.is_narrow():
+        formatter.write(narrow_help.help_of(command, context))
+    else:
+        usual(context, formatter)
 
 
 class QuickCommand(TyperCommand):
@@ -71,6 +82,10 @@ class QuickCommand(TyperCommand):
                 raise OptionError("is given twice", where=option.opts[0], fix="give it once")
         return super().parse_args(ctx, args)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the help."""
+        _format_help(self, ctx, formatter, super().format_help)
+
 
 class QuickGroup(TyperGroup):
     """A group of commands that converts its parameters without pydantic."""
@@ -79,6 +94,10 @@ class QuickGroup(TyperGroup):
         """Convert the parameters plainly."""
         _convert_plainly(self.get_params(ctx))
         return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the help."""
+        _format_help(self, ctx, formatter, super().format_help)
 
 
 class LazyGroup(QuickGroup):
