@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from triosim.reports.terminal.comparison_table import merged
 from triosim.reports.terminal.result_tables import as_text
-from triosim.reports.terminal.tables import percent, shorten
+from triosim.reports.terminal.tables import percent, plain_text, shorten, table
 from triosim.results.figure_rows import COLUMNS
 from triosim.results.values import LayerShare, LayerTimes, LinkLoad, RankTimes, ResultData
 from triosim.units import format_ranks, format_rate, parse_ranks
@@ -119,3 +119,12 @@ def test_csv_has_a_row_for_every_figure(tmp_path: Path) -> None:
         assert figures["rank", str(rank.rank), "exposed_communication"] == rank.exposed_communication_s
     assert figures["link", "forth", "bytes"] == 5e6
     assert figures["layer_on_ranks", "a on 0-1", "total"] == made.data.layers[0].total_s
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_table_keeps_its_main_column(width: int) -> None:
+    rows = [("a.long.name.of.a.module", "12.5 MiB", "130 MiB", "1.25 MiB", "144 MiB")]
+    text = plain_text(table("Bytes", "module", "weights", "gradients", "other", "all", rows=rows, main=("all",)), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "144 MiB" in text
+    assert ("a wider terminal also shows:" in text) == (width == 40)

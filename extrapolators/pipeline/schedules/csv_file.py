@@ -55,7 +55,7 @@ def read_table(path: str) -> ScheduleTable:
     ranks: dict[int, list[tuple[int, Action]]] = {}  # slots and actions
     for number, line in lines[1:]:
         where = f"{path} line {number}"
-        rank, slot, action = _row(next(csv.reader([line])), where)
+        rank, slot, action = _row(line, where)
         if action in line_of:
             raise OptionError(
                 f"{action} is already in line {line_of[action]}", where=where, fix="give each action once"
@@ -85,13 +85,16 @@ def write_table(schedule: ScheduleTable, path: PathLike) -> None:
             rows.writerows((rank, slot, str(action)) for slot, actions in enumerate(row) for action in actions)
 
 
-def _row(cells: list[str], where: str) -> tuple[int, int, Action]:
+def _row(line: str, where: str) -> tuple[int, int, Action]:
     """Return the rank, the slot and the action of a row."""
-    texts = [cell.strip() for cell in cells]
+    try:
+        texts = [cell.strip() for cell in next(csv.reader([line]))]
+    except csv.Error as error:
+        raise OptionError(f"is no row of cells: {error}", where=where, fix=_LIKE) from None
     if len(texts) != len(_COLUMNS):
         raise OptionError(f"{len(texts)} columns", where=where, fix=f"give {', '.join(_COLUMNS)}")
     for name, text in zip(_COLUMNS[:2], texts, strict=False):
-        if not (text.isascii() and text.isdigit()):
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise OptionError(f"{name} '{text}' is not a number", where=where, fix="count from 0")
     match = _ACTION.fullmatch(texts[2])
     if match is None:

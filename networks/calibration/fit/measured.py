@@ -88,7 +88,7 @@ def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[Measured
 
 
 def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, system: str) -> list[MeasuredCollective]:
-    names, lines = columns_and_lines(text)
+    names, lines = columns_and_lines(text, place)
     time = time_column(names, place)
     kind = wanted or collective_in_name(place)
     if "collective" not in names and kind is None:
@@ -115,12 +115,19 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
     return rows
 
 
-def columns_and_lines(text: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Return the names of a table's columns, and its lines with their numbers; a cell that a line lacks is empty."""
+def columns_and_lines(text: str, place: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return the names of a table's columns, and its lines with their numbers; a cell that a line lacks is empty.
+
+    Raises ``TriosimError`` where the text is no table.
+    """
     reader = csv.DictReader(text.splitlines(), restkey="", restval="")
-    names = [name.strip() for name in reader.fieldnames or []]
-    reader.fieldnames = names
-    return names, [(reader.line_num, line) for line in reader]
+    try:
+        names = [name.strip() for name in reader.fieldnames or []]
+        reader.fieldnames = names
+        return names, [(reader.line_num, line) for line in reader]
+    except csv.Error as error:
+        fix = "is a quotation mark left open?"
+        raise TriosimError(f"is no table of comma-separated values: {error}", where=place, fix=fix) from None
 
 
 def time_column(names: Sequence[str], place: str) -> str:

@@ -94,7 +94,7 @@ def read(path: str, *, collective: str | None = None, gpu: str | None = None) ->
     text = measured.text_of(path)
     if nccl_tests.is_output(text):
         return _of_nccl_tests(path, collective, gpu)
-    names, lines = measured.columns_and_lines(text)
+    names, lines = measured.columns_and_lines(text, path)
     table = _Table(names, path, collective, gpu)
     rows = [row for _, line in lines if table.has(line) for row in table.rows(line)]
     if not rows:

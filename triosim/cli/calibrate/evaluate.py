@@ -94,7 +94,9 @@ def _show_systems(judged: SystemEvaluation, format: str) -> None:
         _print_json(judged.as_dict())
         return
     _print_table(f"collectives of {judged.name}, each on its own system", _by_size(judged.total, judged.kinds))
-    made = tables.table("MAPE by system", "measured on", "collective", "rows", "from 1 MiB", "below", "refused")
+    made = tables.table(
+        "MAPE by system", "measured on", "collective", "rows", "from 1 MiB", "below", "refused", main=("from 1 MiB",)
+    )
     for group in judged.groups:
         made.add_row(_measured_on(group), group.group.collective, *_figures(group))
     print()
@@ -149,7 +151,7 @@ def _show(judged: Evaluation, format: str, refused: Sequence[str]) -> None:
 
 
 def _print_groups(groups: Sequence[Group]) -> None:
-    made = tables.table("MAPE by GPU", "GPU", "operator", "dtype", "rows", "MAPE", "refused")
+    made = tables.table("MAPE by GPU", "GPU", "operator", "dtype", "rows", "MAPE", "refused", main=("MAPE",))
     for group in groups:
         figures = str(group.rows), f"{group.mape_percent:.2f} %", str(group.refused or "")
         made.add_row(group.gpu, group.operator, group.dtype, *figures)

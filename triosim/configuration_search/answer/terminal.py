@@ -1,4 +1,4 @@
-"""The answer of a search as tables for a terminal, 80 columns wide."""
+"""The answer of a search as tables for a terminal, of 80 columns or fewer."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from triosim.configuration_search.answer.report import (
 from triosim.configuration_search.exact import Searched
 from triosim.configuration_search.outcome import Outcome
 from triosim.configuration_search.point import Point
+from triosim.reports.terminal.console import new_console
 from triosim.reports.terminal.tables import facts_table, note_lines, percent, plain_text, spaced, table
 from triosim.units import format_rate, format_time
 
@@ -72,7 +73,8 @@ def _best_table(found: Searched) -> RenderableType:
         *_named(found),
     )
     rows = [_row(found, number, one) for number, one in enumerate(found.ranked[:SHOWN], 1)]
-    title, header, *lines = plain_text(table("The best", *columns, rows=rows), width=80).splitlines()
+    made = table("The best", *columns, rows=rows, main=("step", *_named(found)))
+    title, header, *lines = plain_text(made, width=min(80, new_console().width)).splitlines()
     shown: list[RenderableType] = [Text(title, style="bold"), Text(header, style="dim")]
     for line, outcome in zip(lines, found.ranked, strict=False):
         assert outcome.figures is not None
@@ -82,7 +84,7 @@ def _best_table(found: Searched) -> RenderableType:
     legend = (
         "GiB: tensors of the fullest GPU; exp.: exposed communication, wait: waiting for partners, mean over the GPUs"
     )
-    shown.append(Text(legend, style="dim"))
+    shown += [Text(line, style="dim") for line in (legend, *lines[len(rows) :])]
     return Group(Text(), *shown)
 
 

@@ -26,6 +26,7 @@ def render(gpus: Sequence[Gpu]) -> RenderableType:
         "GPU catalogue",
         *("name", "fp32", "tf32", "bf16", "fp8", "memory", "bandwidth", "links"),
         rows=rows,
+        main=("bf16", "memory"),
         legend="fp32 to fp8: dense peaks in TFLOP/s; bandwidth: the memory's; links: NVLink or Infinity Fabric, else PCIe, "
         "in one direction",
     )

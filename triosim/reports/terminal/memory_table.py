@@ -51,7 +51,9 @@ def render_ranks(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> Re
         fits = "?" if math.isinf(report.capacity) else "yes" if report.fits else "no"
         sizes = map(size, (report.peak_live, report.peak_allocated, report.peak_reserved))
         rows.append((shorten(ranks, 24), *sizes, fits))
-    return table("Memory by rank", "ranks", "tensors", "allocated", "reserved", "fits", rows=rows)
+    return table(
+        "Memory by rank", "ranks", "tensors", "allocated", "reserved", "fits", rows=rows, main=("reserved", "fits")
+    )
 
 
 def render_world(memory: WorldMemory, report: MemoryReport, notes: Sequence[str] = ()) -> RenderableType:
@@ -131,7 +133,7 @@ def _categories(report: MemoryReport) -> Table:
             start, peak, most = int(values[0]), int(values[usage.peak.index]), int(values.max())
             rows.append((_words(name), size(start), size(peak), percent(peak, usage.peak.live), size(most)))
     columns = "category", "at the start", "at the peak", "of the peak", "at most"
-    made = table("Live tensors by category", *columns, rows=rows)
+    made = table("Live tensors by category", *columns, rows=rows, main=("at the peak",))
     sizes = size(int(usage.total[0])), size(usage.peak.live), "", size(int(usage.total.max()))
     made.add_row("all", *sizes, style="bold")
     return made
@@ -142,7 +144,7 @@ def _modules(report: MemoryReport, depth: int | None) -> Table:
     alive = report.usage.alive()
     found = by_module(report.usage, alive, depth) if depth is not None else _deepest(report, alive)
     rows = [(_module_name(row), *_cells(row.by_category, row.total)) for row in found[:MAX_MODULES]]
-    made = table("Live tensors at the peak, by module, in MiB", "module", *_COLUMNS, "all", rows=rows)
+    made = table("Live tensors at the peak, by module, in MiB", "module", *_COLUMNS, "all", rows=rows, main=("all",))
     if len(found) > MAX_MODULES:
         rest: Counter[str] = Counter()
         for row in found[MAX_MODULES:]:
@@ -189,5 +191,12 @@ def _tensors(report: MemoryReport) -> Table:
     largest = sorted(groups.items(), key=lambda pair: -sum(pair[1]))[:MAX_TENSORS]
     rows = [(*key[:3], str(len(sizes)), size(sum(sizes))) for key, sizes in largest]
     return table(
-        "Largest tensors at the peak, equal ones together", "module", "category", "shape", "count", "all", rows=rows
+        "Largest tensors at the peak, equal ones together",
+        "module",
+        "category",
+        "shape",
+        "count",
+        "all",
+        rows=rows,
+        main=("all",),
     )

@@ -25,6 +25,7 @@ def render(result: Result, rows: Sequence[UnmeasuredOperator], every: Sequence[U
     made = table(
         f"Operators of {result.title} that nobody measured: {len(every)}",
         *("operator", "inputs", "runs", "time", "of step", "error"),
+        main=("time",),
         rows=[
             (
                 shorten(row.operator.name.removeprefix("aten::"), 20),

@@ -124,6 +124,7 @@ def memory_by_rank(
         *("ranks", *_MEMORY_COLUMNS, "during", "fits"),
         rows=cells,
         most=most,
+        main=("all", "fits"),
         legend="during: the pass and the micro-batch of the peak" if numbered else "",
     )
 
@@ -333,7 +334,7 @@ def _layers(data: ResultData) -> Table:
         name = shorten(layer.layer or "(no layer)", 26)
         rows.append((name, *map(format_time, times), percent(layer.total_s * members, compute)))
     title = "Layers, slowest first" if every else f"Slowest layers ({len(slowest)} of {len(data.layers)})"
-    return table(title, "layer", "forward", "backward", "optimizer", "total", "of compute", rows=rows)
+    return table(title, "layer", "forward", "backward", "optimizer", "total", "of compute", rows=rows, main=("total",))
 
 
 def _transfers(data: ResultData) -> Table:
@@ -349,7 +350,7 @@ def _transfers(data: ResultData) -> Table:
         of = kind, shorten(axis, 14), str(size)
         rows.append((*of, f"{count:,g}", format_bytes(nbytes), format_time(seconds), rate))
     columns = "kind", "axis", "ranks", "count", "bytes", "time", "bytes/time"
-    return table("Communication per step", *columns, rows=rows, most=MAX_TRANSFERS, more="more kinds")
+    return table("Communication per step", *columns, rows=rows, most=MAX_TRANSFERS, more="more kinds", main=("time",))
 
 
 def _links(data: ResultData) -> Table:
@@ -406,7 +407,7 @@ def _exposed(data: ResultData) -> RenderableType:
         others = sum(row.exposed_s for row in rest), sum(row.waiting_s for row in rest)
         rows.append((f"… {len(rest)} more", "", *cells(*others)))
     columns = "layer", "axis", "exposed", "waiting", "share of step"
-    return table("Exposed communication, mean over the GPUs", *columns, rows=rows)
+    return table("Exposed communication, mean over the GPUs", *columns, rows=rows, main=("exposed",))
 
 
 def _what_if(data: ResultData) -> Table:
@@ -422,4 +423,6 @@ def _what_if(data: ResultData) -> Table:
         )
         for row in data.what_if
     ]
-    return table(f"What if a part were {times} as fast?", "part", "links", "step", "saved", "speed-up", rows=rows)
+    return table(
+        f"What if a part were {times} as fast?", "part", "links", "step", "saved", "speed-up", rows=rows, main=("step",)
+    )

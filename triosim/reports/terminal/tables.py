@@ -27,27 +27,39 @@ def plain_text(shown: RenderableType, width: int = 100) -> str:
 
 
 class _FittingTable(Table):
-    """A table that leaves its last columns out where the terminal is too narrow for whole words, and names them below."""
+    """A table that leaves columns out where the terminal is too narrow for whole words, and names them below.
+
+    The last ones are left out first, but those that are its ``main`` ones stay as long as they fit.
+    """
+
+    main: frozenset[str] = frozenset()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         kept = self._kept(console, options)
         shown = copy(self)
-        shown.columns = self.columns[:kept]
-        if kept < len(self.columns):
-            left_out = ", ".join(str(column.header) for column in self.columns[kept:])
+        shown.columns = [column for index, column in enumerate(self.columns) if index in kept]
+        if len(kept) < len(self.columns):
+            left_out = ", ".join(str(column.header) for index, column in enumerate(self.columns) if index not in kept)
             said = Text(f"a wider terminal also shows: {left_out}")
             shown.caption = said if self.caption is None else Text("\n").join((Text(str(self.caption)), said))
         yield from Table.__rich_console__(shown, console, options)
 
-    def _kept(self, console: Console, options: ConsoleOptions) -> int:
-        """Return how many columns fit: all of a figure is shown, and at least so much of a name as tells it from others."""
+    def _kept(self, console: Console, options: ConsoleOptions) -> set[int]:
+        """Return which columns fit: all of a figure is shown, and at least so much of a name as tells it from others."""
         left = options.max_width
-        for index, column in enumerate(self.columns):
+        kept: set[int] = set()
+        by_weight = sorted(range(len(self.columns)), key=lambda index: (index > 0, not self._is_main(index)))
+        for index in by_weight:
+            column = self.columns[index]
             measured = self._measure_column(console, options.update_width(10 * options.max_width), column)
             left -= min(measured.maximum, _NAME if index == 0 else max(_FIGURE, measured.minimum))
-            if left < 0:
-                return max(index, 2)
-        return len(self.columns)
+            if left < 0 and len(kept) > 1:
+                break
+            kept.add(index)
+        return kept
+
+    def _is_main(self, index: int) -> bool:
+        return str(self.columns[index].header) in self.main
 
 
 def table(
@@ -57,10 +69,12 @@ def table(
     most: int | None = None,
     more: str = "more",
     legend: str = "",
+    main: Iterable[str] = (),
 ) -> Table:
     """Return a table: the first column to the left, figures to the right, a legend below.
 
-    It has at most so many rows; a last one says how many ``more`` there are.
+    It has at most so many rows; a last one says how many ``more`` there are. The ``main`` columns are the last that a narrow
+    terminal leaves out.
     """
     made = _FittingTable(
         title=title,
@@ -71,6 +85,7 @@ def table(
         caption_style="dim",
         box=None,
     )
+    made.main = frozenset(main)
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", header_style="dim", overflow="fold")
     every = list(rows)

@@ -71,4 +71,4 @@ def _layers(trace: Trace) -> Table:
         phases = (format_time(times.get((group.name, phase), 0.0)) for phase in PHASES)
         total, share = format_time(group.seconds), percent(group.seconds, trace.seconds)
         rows.append((shorten(group.name or "(no layer)", 28), *phases, total, share))
-    return table("Time by layer", "layer", *PHASES, "total", "of all", rows=rows, most=MAX_ROWS)
+    return table("Time by layer", "layer", *PHASES, "total", "of all", rows=rows, most=MAX_ROWS, main=("total",))
