@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from triosim.cli import narrow_help
+from triosim.cli.help import narrow
 from triosim.errors import OptionError
 from triosim.reports.terminal.console import new_console
 
@@ -63,8 +63,8 @@ def _convert_plainly(parameters: Iterable[Any]) -> None:
 
 def _format_help(command: Any, context: Any, formatter: Any, usual: Callable[[Any, Any], None]) -> None:
     """Show the help of a command, on a narrow terminal without columns."""
-    if narrow_help.is_narrow():
-        formatter.write(narrow_help.help_of(command, context))
+    if narrow.is_narrow():
+        formatter.write(narrow.help_of(command, context))
     else:
         usual(context, formatter)
 
