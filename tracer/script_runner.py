@@ -35,7 +35,7 @@ class Script:
     """A script, or with ``module`` the name of a module, and how its launcher calls it.
 
     ``local_option`` is by what option, before its ``arguments``, it is told which of the machine's ranks it is; ``environment``
-    is what the launcher sets beside torchrun's.
+    is what the launcher sets beside torchrun's. ``stand_ins`` are packages that are stood in for where they are not installed.
     """
 
     path: str
@@ -43,6 +43,7 @@ class Script:
     module: bool = False
     local_option: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    stand_ins: tuple[str, ...] = ()
 
     def arguments_of(self, local_rank: int) -> tuple[str, ...]:
         """Return all arguments of one of the machine's ranks."""

@@ -16,8 +16,10 @@ from triosim.trace import Trace
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.distributed.wrappers.uneven_shards import uneven_positions
 from triosim.tracer.fake_device import FakeDevice
+from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.script_lines import script_line
 from triosim.tracer.script_runner import run_script
+from triosim.tracer.stand_ins import finder as stand_ins
 from triosim.tracer.surroundings import write_protection
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
@@ -52,15 +54,19 @@ def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) 
     if files is not None:
         write_protection.protect(files)
     os.environ.update(job.script.environment)
-    with FakeDevice(
-        job.gpu,
-        devices=job.local,
-        world=job.world,
-        rank=rank,
-        messages=messages,
-        files=files,
-        limited=job.files is not None,
-    ) as device:
+    with (
+        FakeDevice(
+            job.gpu,
+            devices=job.local,
+            world=job.world,
+            rank=rank,
+            messages=messages,
+            files=files,
+            limited=job.files is not None,
+        ) as device,
+        Patches() as patches,
+    ):
+        stand_ins.install(patches, job.script.stand_ins, device.recorder.note)
         _tell_progress(device, progress_file(folder, rank))
         observed = run_script(
             job.script.path,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 live = LaterModule("live.scripts")
 launchers = LaterModule("live.launchers")
+stand_ins = LaterModule("tracer.stand_ins.finder")
 document = LaterModule("reports.page.document")
 tables = LaterModule("reports.terminal.result_tables")
 
@@ -82,6 +83,8 @@ OPTIONS = (
         "The folder for what the script writes; files that exist stay as they are. By default a temporary one."),
     Option("loader_time", "time", "0 s", metavar="TIME", panel=GENERAL, help=
         "What the script waits for each batch of a DataLoader."),
+    Option("stand_in", metavar="LIST", panel=GENERAL, help=
+        "Packages that are not installed and whose kernels PyTorch's operators take the place of: flash_attn,apex,..."),
     Option("patience", "time", "600 s", metavar="TIME", panel=GENERAL, help=
         "How long a rank may launch nothing, in real time, before its script counts as hanging."),
     Option("output", metavar="FILE", short="-o", panel=OUTPUT, help="Write the whole result as JSON."),
@@ -143,6 +146,7 @@ def _request(script: Sequence[str], given: Mapping[str, Any]) -> Request:
         ranks=given["ranks"] or "auto",
         start_time=_seconds(given["start_time"]),
         loader_seconds=given["loader_time"],
+        stand_ins=() if given["stand_in"] is None else stand_ins.checked(given["stand_in"]),
         command=shlex.join(["triosim", *sys.argv[1:]]),
         **{name: given[name] for name in same},
     )

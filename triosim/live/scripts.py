@@ -59,6 +59,7 @@ class Request:
     loader_seconds: float = 0.0
     files: str | None = None
     patience: float = 600.0
+    stand_ins: tuple[str, ...] = ()
     command: str = ""
 
     def job(self, config: RunConfig) -> LiveJob:
@@ -68,7 +69,7 @@ class Request:
             check_script(launch.script.path)
         world = self._world(gpu, config)
         return LiveJob(
-            launch.script,
+            replace(launch.script, stand_ins=self.stand_ins),
             gpu,
             world=world or 1,
             local=_local_ranks(launch, gpu, world or 1, config),

@@ -36,6 +36,7 @@ from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.script_lines import script_line
 from triosim.tracer.script_runner import EnoughSteps, execute, show_error
+from triosim.tracer.stand_ins import finder as stand_ins
 from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
 from triosim.tracer.surroundings import write_protection
 from triosim.tracer.surroundings.file_overlay import FileOverlay
@@ -135,6 +136,7 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
                 clock.install(patches, feed, job.start_time)
                 profiler.install(patches, feed, _profiled(device, messages.rank), messages.folder)
                 patches.make([_loader(feed, job.loader_seconds)])
+                stand_ins.install(patches, script.stand_ins, device.recorder.note)
                 try:
                     execute(script.path, script.arguments_of(messages.rank % job.local), module=script.module)
                 finally:
@@ -160,6 +162,8 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
         else:
             show_error(error, (_ROOT,))
             if files is not None and (why := write_protection.refusal(error)) is not None:
+                print(f"triosim: note: {why}", file=sys.stderr)
+            if (why := stand_ins.missing(error)) is not None:
                 print(f"triosim: note: {why}", file=sys.stderr)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
