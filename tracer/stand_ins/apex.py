@@ -56,16 +56,13 @@ class FusedLAMB(torch.optim.Optimizer):
     def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), **given: Any) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": given.get("weight_decay", 0.01)})
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Change all parameters that have gradients."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            if params := [one for one in group["params"] if one.grad is not None]:
-                self._change(params, [one.grad for one in params], group)
+        loss = None if closure is None else closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                if params := [one for one in group["params"] if one.grad is not None]:
+                    self._change(params, [one.grad for one in params], group)
         return loss
 
     def _change(self, params: list[torch.Tensor], grads: list[torch.Tensor], group: dict[str, Any]) -> None:

@@ -58,9 +58,8 @@ def flash_attn_varlen_func(
 ) -> Any:
     """Return the attention of sequences that lie behind each other, q [tokens, heads, head size], as if all were as long."""
     parts = cu_seqlens_q.numel() - 1
-    found = flash_attn_func(
-        *[_as_batch(one, parts) for one in (q, k, v)], dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal
-    )
+    query, key, value = (_as_batch(one, parts) for one in (q, k, v))
+    found = flash_attn_func(query, key, value, dropout_p, softmax_scale, causal)
     found = found.flatten(0, 1)[: q.shape[0]]
     return (found, *_no_probabilities(q)) if return_attn_probs else found
 
@@ -79,7 +78,8 @@ def flash_attn_varlen_qkvpacked_func(
     qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *args: Any, **options: Any
 ) -> Any:
     """Return the attention of sequences that lie behind each other, qkv [tokens, 3, heads, head size]."""
-    return flash_attn_varlen_func(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **options)
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **options)
 
 
 def flash_attn_with_kvcache(*args: Any, **options: Any) -> Any:
