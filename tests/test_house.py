@@ -43,6 +43,7 @@ FLOORS = (
     "triosim.memory",
     *("triosim.extrapolators", "triosim.extrapolators.pipeline", "triosim.extrapolators.expert"),
     *("triosim.extrapolators.tensor", "triosim.extrapolators.data", "triosim.extrapolators.captured"),
+    "triosim.extrapolators.offload",
     *("triosim.extrapolators.deduplication", "triosim.extrapolators.core"),
     "triosim.conditions",
     "triosim.models",

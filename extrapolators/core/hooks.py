@@ -20,11 +20,15 @@ from triosim.trace import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """The rank that hooks belong to, its communicator along the axes of the parallelism, and the tracker of its memory."""
+    """The rank that hooks belong to, its communicator along the axes of the parallelism, and the tracker of its memory.
+
+    ``before`` are the rank's hooks of other parallelisms that are called before these.
+    """
 
     group: Communicator
     rank: int
     memory: MemoryTracker = UNTRACKED
+    before: tuple[TrainingHooks, ...] = ()
 
 
 class TrainingHooks:
@@ -46,6 +50,7 @@ class TrainingHooks:
         self.group = context.group
         self.rank = context.rank
         self.memory = context.memory
+        self._before = context.before
         self.pending: list[Handle] = []
 
     @property
@@ -64,6 +69,25 @@ class TrainingHooks:
     def reduces_each_time(self, gradient: Gradient) -> bool:
         """Whether a gradient is reduced in each micro-batch, so that the rank adds up no whole gradients."""
         return self.each_micro_batch
+
+    def kept_in(self, category: str) -> str | None:
+        """Return the tier of the memory that a category of tensors is kept in; by default None: the GPU's."""
+
+    def gradients_reduced(
+        self, layers: Layers, nbytes: float, reduced: Handle | None, freed: tuple[Hashable, ...]
+    ) -> TaskStream | None:
+        """Another parallelism's hooks reduce gradients; see ``announce``."""
+
+    def announce(
+        self, layers: Layers, nbytes: float, reduced: Handle | None = None, freed: tuple[Hashable, ...] = ()
+    ) -> TaskStream:
+        """Tell the rank's other hooks that gradients are reduced once a task is over, or are there now without one.
+
+        ``layers`` are those that are reduced together, one object in all micro-batches, and ``nbytes`` those that the rank
+        keeps of them, in the allocations ``freed`` where another memory takes them.
+        """
+        for hooks in self._before:
+            yield from hooks.gradients_reduced(layers, nbytes, reduced, freed) or ()
 
     def step_begins(self) -> TaskStream | None:
         """Before the first micro-batch."""
@@ -109,7 +133,10 @@ class ReduceOnce(TrainingHooks):
     def before_optimizer(self) -> TaskStream:
         """Reduce the gradients."""
         if self._nbytes and not self.alone:
-            yield Wait(((yield AllReduce(self._nbytes, self.group, stream=self._stream, layers=self._layers)),))
+            reduced = yield AllReduce(self._nbytes, self.group, stream=self._stream, layers=self._layers)
+            if self._layers is not None:
+                yield from self.announce(self._layers, self._nbytes, reduced)
+            yield Wait((reduced,))
 
 
 def layers_of(gradients: Iterable[Gradient]) -> Layers:

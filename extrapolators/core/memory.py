@@ -13,7 +13,27 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from triosim.extrapolators.core.lowering import InstructionList, PostedReceive, ScheduledAction
+    from triosim.extrapolators.core.program import TransferKey
     from triosim.trace import Category
+
+
+@dataclass(frozen=True, slots=True)
+class StoreActivations:
+    """The tensors of some ``storages`` are copied to a memory of a ``tier``; the GPU goes on, and ``Await`` waits for it.
+
+    They are on the GPU until that.
+    """
+
+    key: TransferKey
+    tier: str
+    nbytes: float
+    storages: frozenset[int]
+    layer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadActivations(StoreActivations):
+    """The same tensors are copied back, and take memory on the GPU from now on."""
 
 
 class MemoryTracker:
@@ -23,9 +43,16 @@ class MemoryTracker:
     """
 
     def allocate(
-        self, key: Hashable, nbytes: float, category: Category, layer: str = "", *, stream: str = "compute"
+        self,
+        key: Hashable,
+        nbytes: float,
+        category: Category,
+        layer: str = "",
+        *,
+        stream: str = "compute",
+        tier: str | None = None,
     ) -> None:
-        """Allocate ``nbytes`` under a key, unless there is an allocation under it already."""
+        """Allocate ``nbytes`` under a key, unless there is an allocation under it already: on the GPU, or on a ``tier``."""
 
     def free(self, key: Hashable) -> None:
         """Free the allocation under a key, if there is one."""

@@ -19,6 +19,8 @@ Parallel = str | Mapping[Any, int | None]
 
 #: Reduces gradients where the user names parallelisms that see other data, and none that reduces.
 DEFAULT_GRADIENT_REDUCTION = "ddp"
+#: Applied to what all parallelisms have made; it is none itself, so that no plug-in is called so.
+OFFLOADING = "triosim.extrapolators.offload.offload:Offloading"
 
 
 class NamedParallelism(NamedTuple):
@@ -81,6 +83,10 @@ class Parallelisms:
         if not (config.training and summing and all(part.level == "operators" for part in summing)):
             return []
         return [_load(DEFAULT_GRADIENT_REDUCTION)(1, config)]
+
+    def offloading(self, config: RunConfig) -> list[Extrapolator]:
+        """Return what moves parts of the step out of the GPUs' memory, where that is asked for."""
+        return [_load(OFFLOADING)(1, config)] if config.offload != "none" else []
 
     @property
     def replicas(self) -> int:

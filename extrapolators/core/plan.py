@@ -202,7 +202,8 @@ class _Composition:
     def __init__(self, parallelisms: Parallelisms, config: RunConfig) -> None:
         self._parallelisms, self._config = parallelisms, config
         hooks = [*parallelisms.at("hooks"), *parallelisms.default_reduction(config)]
-        before, after = parallelisms.at("operators"), [*hooks, *parallelisms.at("schedule")]
+        after = [*hooks, *parallelisms.at("schedule"), *parallelisms.offloading(config)]
+        before = parallelisms.at("operators")
         self._transforms = [
             *map(self._transform, before),
             lambda program: _with_added_gradients(recomputed(program, config.recompute)),

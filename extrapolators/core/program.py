@@ -18,6 +18,7 @@ from triosim.compute.models.roofline import STAND_IN
 from triosim.compute.pricing.repricing import reprice
 from triosim.config.stacks import Stack
 from triosim.errors import TraceError
+from triosim.extrapolators.core.memory import StoreActivations
 from triosim.extrapolators.core.mesh import ExpertReplicas, GroupAxes
 from triosim.extrapolators.core.schedule_table import ActionPhase, ScheduleTable
 from triosim.operators.tensor_uses import TensorUses, distinct
@@ -125,7 +126,7 @@ class Await:
 
 
 #: What a rank does between operators.
-Instruction = Communicate | SendToStage | ExchangeWithRank | Await
+Instruction = Communicate | SendToStage | ExchangeWithRank | Await | StoreActivations
 BlockItem = Operator | Instruction | ReceiveFromStage
 
 

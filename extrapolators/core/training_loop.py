@@ -18,7 +18,7 @@ from triosim.extrapolators.core.lowering import (
     RunOperators,
     ScheduledAction,
 )
-from triosim.extrapolators.core.memory import UNTRACKED, MemoryTracker
+from triosim.extrapolators.core.memory import UNTRACKED, LoadActivations, MemoryTracker, StoreActivations
 from triosim.extrapolators.core.program import (
     Await,
     Block,
@@ -39,6 +39,7 @@ from triosim.tasks import (
     Copy,
     Handle,
     Iteration,
+    Layers,
     Record,
     Recv,
     Send,
@@ -72,10 +73,10 @@ class TrainingLoop:
         self._rank = rank
         self._pipeline_rank = lowering.pipeline_rank(rank)
         self._slots = lowering.slots[self._pipeline_rank] if slots is None else slots
-        self._hooks = [
-            make(RankContext(lowering.mesh.group(axes, rank), rank, tracker or UNTRACKED))
-            for axes, make in lowering.hooks[self._pipeline_rank]
-        ]
+        self._hooks: list[TrainingHooks] = []
+        for axes, make in lowering.hooks[self._pipeline_rank]:
+            group = lowering.mesh.group(axes, rank)
+            self._hooks.append(make(RankContext(group, rank, tracker or UNTRACKED, tuple(self._hooks))))
         self._tracker = tracker
         self._parameter_hooks = [
             one for one in self._hooks if type(one).parameters_needed is not TrainingHooks.parameters_needed
@@ -305,6 +306,8 @@ class TrainingLoop:
             task = self._collective(step)
             if task is not None and step.key is not None:
                 self._arriving[step.key, micro_batch] = yield task
+        elif isinstance(step, StoreActivations):
+            yield from self._move(step, micro_batch)
         elif isinstance(step, Await):
             if (step.key, micro_batch) in self._arriving:
                 yield Wait((self._arriving.pop((step.key, micro_batch)),))
@@ -317,6 +320,15 @@ class TrainingLoop:
             peer = sent.destination
             self._arriving[step.key, micro_batch] = yield Recv(peer, stream=f"receive from {peer}", label=sent.label)
             yield sent
+
+    def _move(self, step: StoreActivations, micro_batch: int) -> TaskStream:
+        """Copy activations out of the GPU, or back into it."""
+        source, destination = "device", step.tier
+        if isinstance(step, LoadActivations):
+            source, destination = destination, source
+        stream, layers = f"activations to {destination}", Layers.of(step.layer)
+        copied = yield Copy(source, destination, step.nbytes, stream, label="activations", layers=layers)
+        self._arriving[step.key, micro_batch] = copied
 
     def _collective(self, step: Communicate) -> Task | None:
         """Return the task of a collective, one object for all micro-batches; None for a group of one rank."""

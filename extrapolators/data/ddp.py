@@ -99,4 +99,6 @@ class ReduceBuckets(TrainingHooks):
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Reduce the buckets that the gradient completes."""
         for layers in self._due[gradient.parameter.id]:
-            self.pending.append((yield AllReduce(layers.total, self.group, layers=layers)))
+            reduced = yield AllReduce(layers.total, self.group, layers=layers)
+            self.pending.append(reduced)
+            yield from self.announce(layers, layers.total, reduced)

@@ -14,6 +14,7 @@ from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from triosim.config import Option
+from triosim.config.offload import Offload
 from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
 from triosim.extrapolators.core.flags import GRADIENT_DTYPE
 from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of, require_gradients, with_hooks
@@ -26,6 +27,7 @@ from triosim.extrapolators.data.sharded_state import (
     shard_groups,
     with_sharded_optimizer,
 )
+from triosim.extrapolators.offload.parameters import READ_AHEAD, ParameterFetcher
 from triosim.tasks import AllGather, Handle, Layers, TaskStream, Wait
 from triosim.trace import DTYPE_BYTES, Phase, Tensor
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
@@ -67,6 +69,7 @@ class FullyShardedDataParallel(Extrapolator):
             each_micro_batch=_usually(self.config.reduce, "each", mesh),
             dtype=self.config.parameter_dtype,
             shard_dtype=self.config.shard_dtype,
+            kept_in=Offload.of(self.config.offload, training=program.training).parameters,
         )
         flat = {"flat": True, "copied": False}.get(self.config.buffers, choices.reshards and _has_flat_buffers(program))
         copies = None if flat else DeviceCopies(program)
@@ -102,7 +105,10 @@ def _has_flat_buffers(program: Program) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FsdpChoices:
-    """The user's options. ``dtype`` is that of gathered parameters, ``shard_dtype`` that of kept shares; None is their own."""
+    """The user's options. ``dtype`` is that of gathered parameters, ``shard_dtype`` that of kept shares; None is their own.
+
+    ``kept_in`` is the tier of the memory in which shares are kept; None is the GPU's.
+    """
 
     unit: str
     prefetch: int
@@ -110,6 +116,7 @@ class FsdpChoices:
     each_micro_batch: bool
     dtype: str | None
     shard_dtype: str | None
+    kept_in: str | None = None
 
     def unit_of(self, layer: str) -> str:
         """Return the unit that a layer is in."""
@@ -120,8 +127,10 @@ class StageUnits:
     """The units of a stage, which its ranks share. A parameter belongs to the unit of the layer that uses it first.
 
     Experts that have a group of their own are a unit inside of the one that their layer is in, and gathered when it is used.
-    What has a group of one rank is not gathered, and without replicas it is not reduced either.
+    What has a group of one rank is not gathered, and without replicas it is not reduced either; but where parameters are
+    kept outside of the GPU, all are fetched, and all gradients leave it.
 
+    - ``shares`` are the bytes that a rank keeps of each unit.
     - ``parameters`` and ``gradients`` are the bytes of each unit by layer, ``parts`` its gradients one by one.
     - ``paths`` are the units that a layer is in, the root first; ``order`` are the units in the order of their use in a pass.
     - ``last`` are the units that the gradient of a parameter completes; ``reduced`` are all parameters with such gradients.
@@ -141,8 +150,11 @@ class StageUnits:
         home = _UnitsOfTensors(stage, choices, experts)
         self.expert_units = frozenset(home.expert_units.values())
         parameters: dict[str, dict[str, float]] = {}
+        self.shares: dict[str, float] = {}
         for tensor in stage.parameters:
-            if groups[tensor.storage in experts].ranks > 1:
+            if groups[tensor.storage in experts].ranks > 1 or choices.kept_in:
+                unit = home.unit(tensor)
+                self.shares[unit] = self.shares.get(unit, 0.0) + self.share(tensor)
                 layers, layer = parameters.setdefault(home.unit(tensor), {}), home.layers[tensor.storage]
                 nbytes = float(tensor.numel * DTYPE_BYTES[choices.dtype or tensor.dtype])
                 layers[layer] = layers.get(layer, 0.0) + nbytes
@@ -150,7 +162,7 @@ class StageUnits:
         self.parts: dict[str, list[Gradient]] = {}
         for gradient in gradients:
             sharing = groups[gradient.parameter.storage in experts]
-            if sharing.ranks > 1 or sharing.replicas(0) is not None:
+            if sharing.ranks > 1 or sharing.replicas(0) is not None or choices.kept_in:
                 self.parts.setdefault(home.unit(gradient.parameter), []).append(gradient)
         self.gradients = {name: layers_of(parts) for name, parts in self.parts.items()}
         self.last: dict[int, tuple[str, ...]] = {}
@@ -164,6 +176,12 @@ class StageUnits:
         self.positions = {phase: {unit: i for i, unit in enumerate(order)} for phase, order in self.order.items()}
         used_last = set(self.order["forward"][-1:])
         self.kept = {unit for path in self.paths.values() if used_last & set(path) for unit in (ROOT, *path)}
+
+    def share(self, parameter: Tensor) -> float:
+        """Return the bytes that a rank keeps of a parameter."""
+        sharing = self.groups[parameter.storage in self.experts]
+        dtype = self.choices.shard_dtype or parameter.dtype
+        return float(math.prod(sharing.share(parameter.shape)) * DTYPE_BYTES[dtype])
 
     def _order(self, blocks: tuple[Block, ...]) -> tuple[str, ...]:
         return _distinct(name for block in blocks for name in self.paths[block.layer] if name != ROOT)
@@ -205,14 +223,13 @@ class ShardUnits(TrainingHooks):
         self._phase: Phase | None = None
         self._inside: tuple[str, ...] = ()  # units, the outer ones first
         self._drained: str | None = None  # the unit whose buffer is read by a copy that nobody waits for
+        self._fetcher = None if units.choices.kept_in is None else ParameterFetcher(context, units.choices.kept_in)
         self.each_micro_batch = units.choices.each_micro_batch
         self.hooked_parameters = units.hooked_parameters
 
     def resident_bytes(self, parameter: Tensor) -> float:
         """Return the bytes of a rank's share."""
-        sharing = self._units.groups[parameter.storage in self._units.experts]
-        dtype = self._choices.shard_dtype or parameter.dtype
-        return float(math.prod(sharing.share(parameter.shape)) * DTYPE_BYTES[dtype])
+        return self._units.share(parameter)
 
     def accumulated_bytes(self, gradient: Gradient) -> float:
         """Return the bytes of a gradient in the dtype that the backward pass computes it in."""
@@ -245,11 +262,24 @@ class ShardUnits(TrainingHooks):
             if handle is not None:
                 self._gathered[unit] = None
                 yield Wait((handle,))
-                if self._copies is not None:
+                self.memory.free(("fetched", unit))
+                if self._copies is not None and not self._is_whole(unit):
                     yield from self._copy_out(phase, unit, self._copies)
             following = self._units.positions[phase].get(unit, -1) + 1
-            for other in self._units.order[phase][following : following + self._choices.prefetch]:
+            ahead = following + self._choices.prefetch
+            for other in self._units.order[phase][following:ahead]:
                 yield from self._gather(other)
+            if self._fetcher is not None:
+                yield from self._read_ahead(self._fetcher, self._units.order[phase][ahead : ahead + READ_AHEAD])
+
+    def _read_ahead(self, fetcher: ParameterFetcher, units: Iterable[str]) -> TaskStream:
+        """Begin to read units that will be fetched after those that are gathered ahead."""
+        absent = [unit for unit in units if unit not in self._gathered]
+        return fetcher.read_ahead(absent, [self._units.shares[unit] for unit in absent])
+
+    def _is_whole(self, unit: str) -> bool:
+        """Whether a rank's share of a unit is all of it, so that it is fetched and not gathered."""
+        return len(self._groups[unit in self._units.expert_units].ranks) == 1
 
     def _copy_out(self, phase: Phase, unit: str, copies: DeviceCopies) -> TaskStream:
         """Copy a unit's parameters out of the all-gather's buffer."""
@@ -278,15 +308,24 @@ class ShardUnits(TrainingHooks):
             if unit in self._gathered:
                 del self._gathered[unit]
                 self.memory.free(("whole", unit))
-                if self._copies is None:
+                if self._copies is None or self._is_whole(unit):
                     self.memory.free(("gathered", unit))
 
     def _gather(self, unit: str) -> TaskStream:
         if unit not in self._gathered:
             layers, group = self._units.parameters[unit], self._groups[unit in self._units.expert_units]
-            gather = AllGather(layers.total, group, stream="fsdp all-gather", layers=layers)
-            self.memory.allocate(("gathered", unit), layers.total, "communication", unit, stream=gather.stream or "")
-            self._gathered[unit] = yield gather
+            after: tuple[Handle, ...] = ()
+            if self._fetcher is not None:
+                share = self._units.shares[unit]
+                if not self._is_whole(unit):
+                    self.memory.allocate(("fetched", unit), share, "communication", unit, stream="fsdp all-gather")
+                after = ((yield from self._fetcher.fetch(unit, share)),)
+            self.memory.allocate(("gathered", unit), layers.total, "communication", unit, stream="fsdp all-gather")
+            if self._is_whole(unit):
+                (self._gathered[unit],) = after
+            else:
+                gather = AllGather(layers.total, group, stream="fsdp all-gather", layers=layers, after=after)
+                self._gathered[unit] = yield gather
 
     def forward_ends(self) -> None:
         """Free the last buffer, which is copied out by now."""
@@ -298,14 +337,18 @@ class ShardUnits(TrainingHooks):
             layers, kind = self._units.gradients[unit], unit in self._units.expert_units
             self.memory.free("scattered")  # the buffer of the unit before this one
             self._drop(unit)
-            if self._copies is not None:
+            alone = self._is_whole(unit) and self._replicas[kind] is None
+            if self._copies is not None and not alone:
                 self.memory.allocate("scattered", layers.total, "communication", unit)
                 yield self._copies.task("aten::chunk_cat", "backward", unit, layers.total)
             for part in self._units.parts[unit]:
                 self.memory.free(("gradient", part.parameter.storage))
             self.memory.allocate(("share", unit), self._share(unit), "gradient", unit, stream="fsdp reduce-scatter")
-            scattered = reduced(layers, self._groups[kind], self._replicas[kind], "fsdp reduce-scatter")
-            self.pending.append((yield from scattered))
+            handle: Handle | None = None
+            if not alone:
+                handle = yield from reduced(layers, self._groups[kind], self._replicas[kind], "fsdp reduce-scatter")
+                self.pending.append(handle)
+            yield from self.announce(layers, self._share(unit), handle, (("share", unit),))
 
     def _share(self, unit: str) -> float:
         """Return the bytes of a rank's share of a unit's gradients."""

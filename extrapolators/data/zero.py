@@ -121,7 +121,10 @@ class ShardState(TrainingHooks):
             self.memory.allocate(("bucket", self), layers.total, "communication", next(iter(layers.nbytes), ""))
             if self.each_micro_batch:
                 self._keep_shares(self._buckets.gradients[layers])
-            self.pending.append((yield from reduced(layers, self.group, self._replicas, whole=self._buckets.whole)))
+            handle = yield from reduced(layers, self.group, self._replicas, whole=self._buckets.whole)
+            self.pending.append(handle)
+            shares = tuple(("share", part.parameter.storage) for part in self._buckets.gradients[layers])
+            yield from self.announce(layers, layers.total / len(self.group.ranks), handle, shares)
 
     def _keep_shares(self, bucket: Bucket) -> None:
         """Free the gradients of a bucket, and allocate the rank's shares of them (in the first micro-batch)."""

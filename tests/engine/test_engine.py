@@ -367,6 +367,17 @@ def test_compute_time_is_the_sum_of_the_operators(seconds: list[float], world: i
         assert length(rank.compute.merged()) == pytest.approx(math.fsum(seconds), rel=1e-9, abs=1e-12)
 
 
+def test_a_copy_that_waits_for_one_on_the_same_engine_starts_once() -> None:
+    """Of two queued copies the second starts when the first is over, and what waits for the first comes behind it."""
+
+    def program(rank: int) -> TaskStream:
+        first = yield Copy("host", "device", 2, stream="a")
+        yield Copy("host", "device", 3, stream="b")
+        yield Copy("host", "device", 4, stream="c", issuer=None, after=(first,))
+
+    assert run(program, 1).end == 2 + 3 + 4
+
+
 def test_overlap_of_intervals() -> None:
     assert overlap([(0, 2), (4, 6)], [(1, 5)]) == 2
     assert overlap([], [(1, 5)]) == 0

@@ -91,11 +91,11 @@ class CopyEngines:
             queue = rank.copy_queues[_engine(task)]
             queue.popleft()
             self._recording.count_transfer(("copy", task.label, 1, task.nbytes), self._env.now - started)
-            self._finish(rank, handle)
-            if queue:
+            if queue:  # before what waits for this copy may ask for the engine
                 following = queue[0].task
                 assert isinstance(following, Copy)
                 self._ask(rank, queue[0], following)
+            self._finish(rank, handle)
             if access.limited:
                 self._start_waiting()
 

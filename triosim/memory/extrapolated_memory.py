@@ -26,8 +26,9 @@ from triosim.garbage_collector import without_collecting
 from triosim.gpus import Gpu
 from triosim.memory.allocator.workspace import WORKSPACE, workspaces
 from triosim.memory.captured_memory import CapturedMemory
-from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetimes
+from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, PERSISTENT, Lifetimes
 from triosim.memory.liveness.micro_batch_lifetimes import ProgramStorages
+from triosim.memory.liveness.outside import OutsideMemory
 from triosim.memory.liveness.rank_lifetimes import LifetimeTracker, PeakMoment, PeakTracker, StageLifetimes
 from triosim.memory.liveness.residents import HeldTensors, Resident, residents_of_footprint
 from triosim.memory.world_memory import RankMemory, WorldMemory
@@ -80,7 +81,8 @@ class ExtrapolatedMemory(WorldMemory):
             steps.append(_RankStep(lowering, storages[variant], rank, footprint, like))
             if storages[variant].part is not None and footprint is None:
                 self._alike.setdefault(lowering.pipeline_rank(rank), steps[-1])
-        peaks: list[PeakMoment] = [step.follow(PeakTracker).peak for step in steps]
+        trackers = [step.follow(PeakTracker) for step in steps]
+        peaks: list[PeakMoment] = [tracker.peak for tracker in trackers]
         peak = max(peaks, key=lambda one: one.total)
         self._steps[rank] = steps[peaks.index(peak)]
         found = {name: size for name, size in zip(MEMORY_CATEGORIES, peak.by_category, strict=True) if size}
@@ -88,7 +90,9 @@ class ExtrapolatedMemory(WorldMemory):
         if extra:
             found[WORKSPACE] = found.get(WORKSPACE, 0) + extra
         needed = peak.total + extra
-        return RankMemory(ranks, needed, found, str(peak.action), peak.layer, fits=needed <= self.capacity)
+        outside = trackers[peaks.index(peak)].outside.peaks
+        fits = needed <= self.capacity
+        return RankMemory(ranks, needed, found, str(peak.action), peak.layer, fits=fits, outside=outside)
 
 
 @without_collecting()
@@ -157,6 +161,7 @@ class _RankStep:
         same = like if storages.held_alike else None
         self._held: HeldTensors = HeldTensors.of(self._stage, storages) if same is None else same._held
         self._sizes: list[float] = [resident_bytes(parameter) for parameter, _ in self._held.parameters]
+        self._places = {name: next(filter(None, (one.kept_in(name) for one in hooks)), None) for name in PERSISTENT}
         if same is not None and (same._sizes, same._footprint) == (self._sizes, footprint):
             self._residents: list[Resident] = same._residents
             return
@@ -165,7 +170,12 @@ class _RankStep:
 
     def follow(self, kind: type[Tracker]) -> Tracker:
         """Return a tracker that has followed the step."""
-        tracker = kind(self._lifetimes, self._residents)
+        places = [self._places.get(one.category) for one in self._residents]
+        outside = OutsideMemory(
+            (tier, one) for tier, one in zip(places, self._residents, strict=True) if tier is not None
+        )
+        here = [one for tier, one in zip(places, self._residents, strict=True) if tier is None]
+        tracker = kind(self._lifetimes, here, outside)
         loop = TrainingLoop(self._lowering, self._rank, tracker)
         tasks = loop.step() if self._footprint is None else self._part_of_step(loop, self._footprint)
         answer: object = None

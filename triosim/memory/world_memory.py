@@ -11,6 +11,7 @@ from triosim.errors import OptionError
 from triosim.gpus import Gpu
 from triosim.memory.allocator.gpu_memory import GIB, context, visible
 from triosim.memory.liveness.lifetimes import Lifetimes
+from triosim.memory.liveness.outside import TierBytes
 from triosim.memory.memory_report import MemoryReport, analyse
 from triosim.trace import Trace
 
@@ -21,7 +22,8 @@ class RankMemory:
 
     ``by_category`` are the bytes at the peak, which is in ``layer`` during ``action``: of the schedule ("0F3": stage 0,
     forward, micro-batch 3), the "start" of the step, the "optimizer", or, of a captured rank, its phase ("backward").
-    ``reserved_bytes`` are those of the caching allocator, where it was simulated.
+    ``reserved_bytes`` are those of the caching allocator, where it was simulated. ``outside`` are the bytes by category in each
+    tier of memory outside of the GPU, when the rank holds most of that tier.
     """
 
     ranks: tuple[int, ...] = field(repr=False)
@@ -31,6 +33,7 @@ class RankMemory:
     layer: str
     fits: bool
     reserved_bytes: int | None = None
+    outside: TierBytes = field(default_factory=dict)
 
     @property
     def rank(self) -> int:

@@ -16,6 +16,7 @@ from triosim.conditions.checks import check_conditions
 from triosim.conditions.contention import Contention, memory_bound
 from triosim.conditions.heterogeneity import Heterogeneity
 from triosim.config import COMMON, RunConfig, flags, unread
+from triosim.config.offload import Offload
 from triosim.config.run_config import option_named
 from triosim.errors import OptionError, TraceError, nearest
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
@@ -23,6 +24,7 @@ from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.plan import plan as extrapolate
 from triosim.garbage_collector import without_collecting
 from triosim.memory.extrapolated_memory import memory_of_run
+from triosim.memory.tier_capacity import check_tiers
 from triosim.memory.world_memory import WorldMemory
 from triosim.networks.base import Network
 from triosim.networks.collectives.algorithms.auto import is_auto
@@ -73,6 +75,8 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     check_draws(config.draws, system.conditions, tokens=tokens_are_drawn(planned))
     with plugins.blamed():
         memory = memory_of_run(planned, subject.trace, fail_on_oom=config.fail_on_oom)
+    if config.offload != "none":
+        check_tiers(Offload.of(config.offload, training=config.training), memory, system.topology)
     said = () if subject.streams is None else subject.streams.notes
     notes = [*said, *system.notes, *unread(config, planned.declared, described=subject.described), *memory.notes]
     if is_auto(new_network.algorithm) and config.collective_form == "pipelined":

@@ -91,7 +91,8 @@ def system_of(subject: Subject, config: RunConfig) -> System:
     topology = config.topology
     if topology is None and subject.streams is not None:
         topology = subject.streams.topology
-    nominal = topology_for(subject.trace, topology, subject.gpus, copy_input=config.copy_input)
+    reaches_host = config.copy_input or config.offload != "none"
+    nominal = topology_for(subject.trace, topology, subject.gpus, copy_input=reaches_host)
     notes: tuple[str, ...] = ()
     if topology is None and nominal.links:
         notes = (f"no topology given: {assumed_topology(subject.trace.gpu, subject.gpus)} is assumed",)

@@ -14,6 +14,8 @@ COLUMNS: Mapping[str, str] = {
     name: f"{name}_bytes"
     for name in ("parameter", "gradient", "optimizer_state", "activation", "temporary", "communication")
 }
+#: The columns of what is held outside of the GPU, by tier.
+OUTSIDE: Mapping[str, str] = {tier: f"{tier}_bytes" for tier in ("host", "nvme", "expansion", "pool")}
 _MOST = 3
 GIB = 2**30
 
@@ -30,6 +32,7 @@ def rows(memory: WorldMemory) -> tuple[MemoryRow, ...]:
             capacity_bytes=None if math.isinf(memory.capacity) else int(memory.capacity),
             fits=None if math.isinf(memory.capacity) else one.fits,
             **{column: one.by_category.get(name, 0) for name, column in COLUMNS.items()},
+            **{column: sum(one.outside.get(tier, {}).values()) for tier, column in OUTSIDE.items()},
         )
         for one in memory.ranks
     )
@@ -47,4 +50,7 @@ def fullest(found: Sequence[MemoryRow]) -> str:
     after = " MiB" if row.capacity_bytes is None and not large else " GiB"
     where = f" on rank {row.ranks}" if row.ranks.isdigit() else f" on ranks {row.ranks}"
     every = "" if len(found) == 1 and row.ranks == "0" else where
-    return f"{row.peak_bytes / scale:.3g}{room}{after}{every} ({shown})"
+    outside = "".join(
+        f"; {tier} {size / GIB:.3g} GiB" for tier, column in OUTSIDE.items() if (size := getattr(row, column))
+    )
+    return f"{row.peak_bytes / scale:.3g}{room}{after}{every} ({shown}){outside}"

@@ -197,7 +197,7 @@ class MemoryRow:
     the first; of a captured rank the phase), in ``layer``. ``other_bytes`` are buffers, inputs, outputs and cuBLAS's
     workspaces. ``capacity_bytes`` is what a process can have of the GPU's memory next to the CUDA context, ``fits`` whether
     the tensors do, or, of a captured rank, whether the caching allocator finds room for them; both are None where the GPU is
-    not known.
+    not known. The last ones are what each rank holds in memories outside of its GPU, in each at most.
     """
 
     ranks: str
@@ -213,6 +213,10 @@ class MemoryRow:
     layer: str
     capacity_bytes: int | None = None
     fits: bool | None = None
+    host_bytes: int = 0
+    nvme_bytes: int = 0
+    expansion_bytes: int = 0
+    pool_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

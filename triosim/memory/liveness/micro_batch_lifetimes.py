@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
+from triosim.extrapolators.core.memory import LoadActivations, StoreActivations
 from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, SendToStage, TransferKey
 from triosim.extrapolators.core.shape_differences import ShapeDifferences
+from triosim.memory.liveness.away import AwayTensors
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, PERSISTENT, whole_blocks
 from triosim.memory.liveness.logits import kept_for_loss
 from triosim.memory.liveness.module_inputs import kept_for_modules
@@ -250,6 +252,7 @@ class MicroBatchLiveness:
         self._gathered_inputs: dict[int, list[MicroBatchLifetime]] = {}  # by storage
         self._scattered: dict[tuple[MicroBatchLifetime, float], MicroBatchLifetime] = {}
         self._rotating: dict[TransferKey | None, MicroBatchLifetime] = {}  # buffers that are being received, by key
+        self._away = AwayTensors()
         self._pass = ""
         self._gathered: set[float] = set()  # bytes of each tensor that this pass has gathered
 
@@ -280,8 +283,16 @@ class MicroBatchLiveness:
                         self._gathered.add(item.nbytes)
                     if item.kind == "rotate":
                         self._rotating[item.key] = self._buffer(item.nbytes, block.layer)
+                elif isinstance(item, StoreActivations):
+                    moved = [self._current[one] for one in item.storages if one in self._current]
+                    if isinstance(item, LoadActivations):
+                        self._away.come_back(moved, len(self._layers))
+                    else:
+                        self._away.begin_to_leave(item.key, moved)
                 elif isinstance(item, Await) and item.key in self._rotating:
                     self._rotating.pop(item.key).last = len(self._layers)  # the next operator reads it
+                elif isinstance(item, Await):
+                    self._away.left(item.key, len(self._layers) - 1)
 
     def _buffer(self, nbytes: float, layer: str) -> MicroBatchLifetime:
         """Add a buffer that is received while the next operator runs."""
@@ -435,6 +446,7 @@ class MicroBatchLiveness:
         for lifetime in self._items:
             lifetime.born, lifetime.last = min(lifetime.born, positions - 1), min(lifetime.last, positions - 1)
             lifetime.category = self._category(lifetime, ends)
+        self._items += self._away.divide()
         numbers, births, places = self._in_order()
         changes = list(map(LifetimeChange, numbers.tolist(), births.tolist(), places.tolist()))
         sizes = np.array([whole_blocks(one.nbytes) for one in self._items], np.int64)[numbers]

@@ -17,7 +17,7 @@ import numpy as np
 
 from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
 from triosim.extrapolators.core.lowering import InstructionList, Lowering, PostedReceive, ScheduledAction
-from triosim.extrapolators.core.memory import MemoryTracker
+from triosim.extrapolators.core.memory import MemoryTracker, StoreActivations
 from triosim.extrapolators.core.program import Block, Gradient, ReceiveFromStage, TransferKey
 from triosim.extrapolators.core.schedule_table import Action, ActionPhase
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, Lifetime, Lifetimes, whole_blocks
@@ -27,6 +27,7 @@ from triosim.memory.liveness.micro_batch_lifetimes import (
     MicroBatchLiveness,
     ProgramStorages,
 )
+from triosim.memory.liveness.outside import OutsideMemory
 from triosim.memory.liveness.residents import Resident
 from triosim.memory.liveness.resized_lifetimes import resized
 from triosim.trace import Category, Operator
@@ -62,6 +63,7 @@ class StageLifetimes:
         actions = self._program.schedule.actions(pipeline_rank)
         self._split = {(action.stage, action.micro_batch) for action in actions if action.phase == "weight"}
         self._received: dict[tuple[int, str], list[TransferKey]] = {} if self._like is None else self._like._received
+        self._stored: dict[int, tuple[str, float] | None] = {}
         self.sent_bytes = storages.sent_bytes
 
     def of(self, script: InstructionList, micro_batch: int) -> tuple[MicroBatchLifetimes, int]:
@@ -107,6 +109,14 @@ class StageLifetimes:
         """Return the bytes in which the rank keeps what outlives its micro-batch: a gradient, or else all of it."""
         return self._kept.get(lifetime.kept_as, lifetime.nbytes)
 
+    def stored(self, stage: int) -> tuple[str, float] | None:
+        """Return the tier and the bytes of the activations of a micro-batch that a stage stores outside of the GPU."""
+        if stage not in self._stored:
+            items = [item for block in self._program.part(stage, "forward") for item in block.items]
+            found = [item for item in items if isinstance(item, StoreActivations)]
+            self._stored[stage] = (found[0].tier, sum(one.nbytes for one in found)) if found else None
+        return self._stored[stage]
+
     def received(self, action: Action) -> list[TransferKey]:
         """Return the keys of what an action receives."""
         key = action.stage, action.phase
@@ -119,9 +129,10 @@ class StageLifetimes:
 class _RankTracker(MemoryTracker, ABC):
     """Follows a training loop. ``now`` is the action that runs, "start" before the first one, or "optimizer"."""
 
-    def __init__(self, stages: StageLifetimes) -> None:
+    def __init__(self, stages: StageLifetimes, outside: OutsideMemory) -> None:
         self._stages = stages
         self._held: dict[Hashable, Any] = {}  # allocations, by key
+        self.outside = outside
         self.now: Action | str = "start"
 
     def receive_posted(self, posted: PostedReceive) -> None:
@@ -131,7 +142,13 @@ class _RankTracker(MemoryTracker, ABC):
 
     def action_begins(self, act: ScheduledAction) -> None:
         """Note which action runs."""
+        if isinstance(self.now, Action) and self.now.phase in ("backward", "input"):
+            self.outside.free(("activations", self.now.stage, self.now.micro_batch))
         self.now = act.action
+        stored = self._stages.stored(act.action.stage) if act.action.phase == "forward" else None
+        if stored is not None:
+            tier, nbytes = stored
+            self.outside.allocate(("activations", act.action.stage, act.action.micro_batch), nbytes, "activation", tier)
         for key in self._stages.received(act.action):  # it is the micro-batch's own from here on
             self.free((key, act.action.micro_batch))
 
@@ -174,8 +191,8 @@ class PeakMoment:
 class PeakTracker(_RankTracker):
     """Adds up live bytes by category, and keeps their peak."""
 
-    def __init__(self, stages: StageLifetimes, residents: Sequence[Resident]) -> None:
-        super().__init__(stages)
+    def __init__(self, stages: StageLifetimes, residents: Sequence[Resident], outside: OutsideMemory) -> None:
+        super().__init__(stages, outside)
         held = [0] * len(MEMORY_CATEGORIES)
         for one in residents:
             held[COLUMN[one.category]] += whole_blocks(one.nbytes)
@@ -185,9 +202,19 @@ class PeakTracker(_RankTracker):
         self.peak = PeakMoment(self._total, tuple(self._live.tolist()), self.now, "")
 
     def allocate(
-        self, key: Hashable, nbytes: float, category: Category, layer: str = "", *, stream: str = "compute"
+        self,
+        key: Hashable,
+        nbytes: float,
+        category: Category,
+        layer: str = "",
+        *,
+        stream: str = "compute",
+        tier: str | None = None,
     ) -> None:
         """Allocate memory under a key."""
+        if tier is not None:
+            self.outside.allocate(key, nbytes, category, tier)
+            return
         if key in self._held:
             return
         size, column = whole_blocks(nbytes), COLUMN[category]
@@ -199,6 +226,7 @@ class PeakTracker(_RankTracker):
 
     def free(self, key: Hashable) -> None:
         """Free what was allocated under a key."""
+        self.outside.free(key)
         size, column = self._held.pop(key, (0, 0))
         self._live[column] -= size
         self._total -= size
@@ -224,8 +252,8 @@ class PeakTracker(_RankTracker):
 class LifetimeTracker(_RankTracker):
     """Records every allocation from its birth to its death."""
 
-    def __init__(self, stages: StageLifetimes, residents: Sequence[Resident]) -> None:
-        super().__init__(stages)
+    def __init__(self, stages: StageLifetimes, residents: Sequence[Resident], outside: OutsideMemory) -> None:
+        super().__init__(stages, outside)
         self._items = [
             Lifetime(one.nbytes, one.category, one.layer, None, None, -1, None, "compute", one.shape, one.dtype)
             for one in residents
@@ -238,10 +266,17 @@ class LifetimeTracker(_RankTracker):
         self.operators: list[Operator] = []
 
     def allocate(
-        self, key: Hashable, nbytes: float, category: Category, layer: str = "", *, stream: str = "compute"
+        self,
+        key: Hashable,
+        nbytes: float,
+        category: Category,
+        layer: str = "",
+        *,
+        stream: str = "compute",
+        tier: str | None = None,
     ) -> None:
         """Allocate memory under a key."""
-        if key in self._held or not nbytes:
+        if tier is not None or key in self._held or not nbytes:
             return
         self._held[key] = self._born(Lifetime(round(nbytes), category, layer, 0, None, 0, None, stream))
 

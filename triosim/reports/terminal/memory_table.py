@@ -32,6 +32,10 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: The categories of what is held outside of GPUs.
+_OUTSIDE = ("parameter", "optimizer_state", "gradient", "activation", "communication")
+
+
 def render(report: MemoryReport, rank: int | None = None, depth: int | None = None) -> RenderableType:
     """Return the memory of one rank as something that rich can show."""
     parts: list[RenderableType] = [
@@ -63,7 +67,22 @@ def render_world(memory: WorldMemory, report: MemoryReport, notes: Sequence[str]
     """
     title = f" ({memory.parallel} on {memory.world} GPUs)"
     made = memory_by_rank(rows(memory), report.capacity - report.context, title=title)
-    return Group(Text(), made, *note_lines(notes))
+    parts: list[RenderableType] = [Text(), made]
+    if any(one.outside for one in memory.ranks):
+        parts += [Text(), _outside(memory)]
+    return Group(*parts, *note_lines(notes))
+
+
+def _outside(memory: WorldMemory) -> Table:
+    """Return a table of what ranks hold outside of their GPUs, by memory and category."""
+    rows = [
+        (shorten(format_ranks(one.ranks), 14), tier, *(size(categories.get(name, 0)) for name in _OUTSIDE), size(total))
+        for one in memory.ranks
+        for tier, categories in one.outside.items()
+        if (total := sum(categories.values()))
+    ]
+    columns = [_words(name) for name in _OUTSIDE]
+    return table("Held outside of the GPU by each rank at most", "ranks", "memory", *columns, "all", rows=rows)
 
 
 def size(nbytes: float) -> str:

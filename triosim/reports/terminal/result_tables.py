@@ -13,7 +13,7 @@ from rich.text import Text
 from triosim.errors import OptionError
 from triosim.reports.terminal.tables import facts_panel, note_lines, percent, plain_text, shorten, spaced, table
 from triosim.results.figures import LAUNCH_BOUND
-from triosim.results.memory_rows import fullest
+from triosim.results.memory_rows import OUTSIDE, fullest
 from triosim.results.report import TextReport
 from triosim.results.result import Result
 from triosim.results.values import (
@@ -89,6 +89,8 @@ def render(data: ResultData, title: str, *, by_layer: bool = False) -> Renderabl
     parts: list[RenderableType] = [facts_panel(title, _facts(data)), _ranks(data)]
     if len(data.memory) > 1:
         parts.append(memory_by_rank(data.memory, most=MAX_RANK_ROWS))
+    if any(memory_outside(row) for row in data.memory):
+        parts.append(_outside(data.memory))
     parts.append(_layers(data))
     if data.collectives:
         parts.append(_transfers(data))
@@ -126,6 +128,22 @@ def memory_by_rank(
         most=most,
         main=("all", "fits"),
         legend="during: the pass and the micro-batch of the peak" if numbered else "",
+    )
+
+
+def memory_outside(row: MemoryRow) -> dict[str, int]:
+    """Return what ranks hold in memories outside of their GPUs, by tier."""
+    sizes = {tier: int(getattr(row, column)) for tier, column in OUTSIDE.items()}
+    return {tier: size for tier, size in sizes.items() if size}
+
+
+def _outside(rows: Sequence[MemoryRow]) -> Table:
+    """Return a table of what ranks hold outside of their GPUs."""
+    held = [(shorten(row.ranks, 14), memory_outside(row)) for row in rows]
+    tiers = [tier for tier in OUTSIDE if any(tier in sizes for _, sizes in held)]
+    cells = [(ranks, *(f"{sizes.get(tier, 0) / 2**30:.2f}" for tier in tiers)) for ranks, sizes in held]
+    return table(
+        "Held outside of the GPU by each rank at most, in GiB", "ranks", *tiers, rows=cells, most=MAX_RANK_ROWS
     )
 
 
