@@ -23,6 +23,8 @@ from triosim.reports.terminal.progress import Progress
 simulation = LaterModule("simulation")
 graph_writing = LaterModule("pipeline.graph_writing")
 what_if = LaterModule("comparison.what_if")
+remedies = LaterModule("comparison.remedies")
+comparison_table = LaterModule("reports.terminal.comparison_table")
 link_plot = LaterModule("reports.pictures.link_plot")
 tables = LaterModule("reports.terminal.result_tables")
 reports = LaterModule("results.report")
@@ -157,3 +159,7 @@ def _hand_out(result: Any, run: ConfiguredRun, written: Sequence[WrittenReport],
         sys.stdout.write(result.to_json())
     elif not given["quiet"]:
         show_on_terminal(tables.render(result.data, result.title, by_layer=given["by_layer"]))
+        if remedies.could_be_tried(result):
+            found = remedies.remedies_config(run.subject, run.config)
+            if found:
+                show_on_terminal(comparison_table.render_remedies(found, result.step_time_s))

@@ -33,9 +33,12 @@ class Offload:
 
     @classmethod
     def of(cls, text: str, *, training: bool = True) -> Offload:
-        """Return what an option says. Raises ``OptionError`` for what cannot be."""
+        """Return what an option says, its parts divided by ``,`` or, in a list of values, ``+``.
+
+        Raises ``OptionError`` for what cannot be.
+        """
         found: dict[str, str] = {}
-        for entry in [] if text == "none" else text.split(","):
+        for entry in [] if text == "none" else text.replace("+", ",").split(","):
             part, _, tier = (word.strip() for word in entry.partition("="))
             if part not in TIERS:
                 raise OptionError(f"'{part}' is nothing that can be offloaded", where=_WHERE, fix=nearest(part, TIERS))

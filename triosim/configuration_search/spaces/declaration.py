@@ -21,6 +21,7 @@ from triosim import gpus as catalogue
 from triosim import plugins
 from triosim.config import COMMON, RunConfig, flags
 from triosim.config.file import content_of, place_of
+from triosim.config.offload import Offload
 from triosim.config.run_config import option_named
 from triosim.configuration_search.point import Point, Value
 from triosim.configuration_search.spaces.cluster import cluster_of
@@ -51,6 +52,7 @@ _NAMED: Mapping[str, Callable[[str], object]] = {
     "compute_model": partial(plugins.find, "compute_models"),
     "schedule": lambda name: chosen_schedule(RunConfig.of(schedule=name)),
     "recompute": check_policy,
+    "offload": Offload.of,
 }
 
 _MISTAKES = {"micro_batch": "micro_batch_size", "mbs": "micro_batch_size", "sharding": DATA_PARALLEL}

@@ -1,4 +1,4 @@
-"""The reports ``comparison-text`` and ``comparison-html``: the strategies of a comparison as a table."""
+"""Strategies of a comparison as a table (the reports ``comparison-text`` and ``comparison-html``), and what makes a step fit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from triosim.comparison.remedies import Remedy
 from triosim.comparison.strategies import Comparison
 from triosim.reports.files.html import HtmlReport, html_table
 from triosim.reports.terminal.result_tables import per_million
@@ -18,6 +20,8 @@ from triosim.results.report import TextReport
 from triosim.results.values import STEP_PARTS, MemoryRow, ResultData, mean_of_ranks
 from triosim.units import format_rate, format_time
 
+#: Ways to make a step fit that a person reads.
+MOST_REMEDIES = 8
 _NUMBER = re.compile(r"(\d+)")
 
 
@@ -187,3 +191,28 @@ def _any_of(numbers: list[str]) -> str:
         return numbers[0]
     *most, last = sorted(numbers, key=int)
     return f"{', '.join(most)} or {last}"
+
+
+def render_remedies(found: Sequence[Remedy], step_time_s: float) -> Table:
+    """Return a table of remedies; ``step_time_s`` is the step's on GPUs that would hold it."""
+    tiers = list(dict.fromkeys(tier for one in found for tier in one.outside_bytes))
+    rows = [
+        (
+            one.shown,
+            format_time(one.step_time_s),
+            f"{one.step_time_s / step_time_s - 1:+.0%}",
+            f"{one.peak_bytes / 2**30:.1f}",
+            *(f"{one.outside_bytes.get(tier, 0) / 2**30:.1f}" for tier in tiers),
+        )
+        for one in found
+    ]
+    return table(
+        "It fits with (simulated; GiB of each rank)",
+        "options",
+        "step",
+        "longer",
+        "GPU",
+        *tiers,
+        rows=rows,
+        most=MOST_REMEDIES,
+    )

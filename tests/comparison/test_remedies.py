@@ -1,0 +1,68 @@
+"""What makes a step fit that does not: it fits, it was simulated, and nothing is said where nothing helps or is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+import triosim
+from triosim.cli import run
+from triosim.comparison.remedies import remedies
+from triosim.models import GPT
+from triosim.trace import Trace
+
+
+def gpt(layers: int, hidden: int = 2048) -> Trace:
+    model = GPT(layers=layers, hidden=hidden, heads=16, vocab=1024, sequence=512)
+    return triosim.describe(model, batch=1, dtype="fp16", optimizer="master-adamw", gpu="V100-SXM2-16GB")
+
+
+NODE = {
+    "topology": "switch",
+    "gpus": 4,
+    "bandwidth": "100 GB/s",
+    "host": {"bandwidth": "12 GB/s"},
+    "host_memory": {"capacity": "500 GB", "bandwidth": "100 GB/s"},
+}
+
+
+def test_each_remedy_is_a_step_that_fits_and_takes_what_it_says() -> None:
+    trace = gpt(24)  # 1.2 billion parameters: 19 GB in mixed precision
+    assert not triosim.rank_memory(trace, "ddp", gpus=4).fits
+    found = remedies(trace, "ddp", gpus=4, topology=NODE)
+    assert [one.step_time_s for one in found] == sorted(one.step_time_s for one in found)
+    shown = {one.shown for one in found}
+    assert {"--parallel zero2", "--parallel fsdp", "--offload optimizer=host"} <= shown
+    assert "--recompute full" not in shown  # parameters and states are too large by themselves
+    for one in found:
+        options = {"parallel": "ddp", **one.options}
+        result = triosim.simulate(trace, gpus=4, topology=NODE, **options)
+        assert result.memory is not None
+        assert result.memory.fits
+        assert (result.step_time_s, result.memory.fullest.peak_bytes) == (one.step_time_s, one.peak_bytes)
+
+
+def test_changes_are_combined_where_none_is_enough_alone() -> None:
+    trace = gpt(96)  # 4.8 billion: 10 GB of parameters, 10 of gradients, 58 of states
+    found = remedies(trace, "ddp", gpus=4, topology=NODE)
+    assert found
+    assert all(len(one.options) > 1 for one in found)
+    assert all("offload" in one.options for one in found)
+
+
+def test_a_topology_without_known_hosts_offers_no_offload() -> None:
+    bare = {"topology": "switch", "gpus": 4, "bandwidth": "100 GB/s"}
+    found = remedies(gpt(24), "ddp", gpus=4, topology=bare)
+    assert found
+    assert not any("offload" in one.options for one in found)
+    assert remedies(gpt(96), "ddp", gpus=4, topology=bare) == ()
+
+
+def test_the_command_shows_what_would_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["simulate", "llama-3.1-8b", "--seq", "1024", "--layers", "8", "--gpu", "L4"]
+    assert run([*model, "-p", "ddp=2", "-t", "l4-pcie(gpus=8, host_memory={capacity: 1 TB, bandwidth: 100 GB/s})"]) == 0
+    printed = capsys.readouterr().out
+    assert "does not fit its GPU" in printed
+    assert "It fits with" in printed
+    assert "--offload optimizer=host" in printed
+    assert run([*model, "-p", "fsdp=8"]) == 0
+    assert "It fits with" not in capsys.readouterr().out
