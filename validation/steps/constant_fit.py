@@ -4,11 +4,13 @@
     python -m validation.steps.constant_fit launch eager|compiled|megatron|te-fp8|deepspeed [ROWS]
     python -m validation.steps.constant_fit call deepspeed [ROWS]
     python -m validation.steps.constant_fit experts grouped [ROWS]
+    python -m validation.steps.constant_fit alignment one|batch [ROWS]
 
 ``energy`` is that of a FLOP of an architecture (``triosim.gpus.energy.HALF``), ``launch`` what a launch costs the host in a
 software stack (``triosim/config/stacks.json``), ``call`` that of a communication alone, ``experts`` how much longer products of
-groups take than one of all rows (``triosim.compute.models.grouped_products``). Rows are predicted by their plain
-commands, in processes that take another value. Between these the logarithm of a step's time is a straight line in that of the
+groups take than one of all rows (``triosim.compute.models.grouped_products``), ``alignment`` how much longer products take
+whose rows are not on 16-byte boundaries (``triosim.compute.models.alignment``). Rows are predicted by their plain commands, in
+processes that take another value. Between these the logarithm of a step's time is a straight line in that of the
 constant. Sources count alike, however many rows they have: those of an energy are tables, the others model sizes and GPUs of a
 table; of these, all of a model or of a GPU are left out together, too. ROWS are those of each table, evenly spaced (12). Rows
 that change by less than 2% between the smallest and the largest value say nothing of it, and are not predicted with the others.
@@ -27,7 +29,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute.models import grouped_products
+from triosim.compute.models import alignment, grouped_products
 from triosim.config.stacks import STACKS, Stack
 from triosim.errors import TriosimError
 from triosim.gpus import energy
@@ -118,11 +120,24 @@ def grouped_products_of(_: str) -> Constant:
     return Constant(shipped, "times", tables, factors, multiply, _model_of_table)
 
 
+def alignment_of(name: str) -> Constant:
+    """Return how much longer one product takes, or a batch of them, whose rows are not on 16-byte boundaries."""
+    attribute = {"one": "ONE_PRODUCT", "batch": "BATCH_OF_PRODUCTS"}[name]
+    shipped = float(getattr(alignment, attribute))
+
+    def multiply(factor: float) -> None:
+        setattr(alignment, attribute, factor * shipped)
+
+    tables = {"one": ("megatron-one-node", "published"), "batch": ("bigscience", "megatron-nodes")}[name]
+    return Constant(shipped, "times", tables, (0.3, 0.6, 0.8, 1.0, 1.25, 1.7), multiply, _model_of_table)
+
+
 KINDS: dict[str, Callable[[str], Constant]] = {
     "energy": energy_of,
     "launch": launch_of,
     "call": call_of,
     "experts": grouped_products_of,
+    "alignment": alignment_of,
 }
 
 
@@ -233,6 +248,7 @@ def main(kind: str, name: str, count: int) -> None:
     best = fitted(sources, constant.factors)
     print(f"{name}: {constant.value:g} {constant.unit} in the package, {best * constant.value:.2f} fitted to all")
     off = {"package": [], "fitted": [], "left out": []}  # type: dict[str, list[float]]
+    alone = {source: fitted({source: errors}, constant.factors) for source, errors in sources.items()}
     for source, errors in sources.items():
         others = {other: one for other, one in sources.items() if other != source}
         without = fitted(others or sources, constant.factors)
@@ -240,8 +256,11 @@ def main(kind: str, name: str, count: int) -> None:
             off[how].append(mean_error(errors, constant.factors, factor))
         print(
             f"{source}: {errors.shape[1]} rows, {off['package'][-1]:.1%} off with the package's, "
-            f"{off['fitted'][-1]:.1%} fitted, {off['left out'][-1]:.1%} left out ({without * constant.value:.2f})"
+            f"{off['fitted'][-1]:.1%} fitted, {off['left out'][-1]:.1%} left out ({without * constant.value:.2f}), "
+            f"{alone[source] * constant.value:.2f} fitted to it alone"
         )
+    apart = np.mean([abs(factor - 1.0) for factor in alone.values()])
+    print(f"values fitted to one source each differ from the package's by {apart:.0%} on average")
     print("all: " + ", ".join(f"{np.mean(errors):.1%} {how}" for how, errors in off.items()))
     for what, place in _PARTS.items() if constant.source is _model_of_table else ():
         left = left_out(sources, constant.factors, place)

@@ -49,7 +49,7 @@ class ImageModels(Format):
     name = "timm"
     columns = ("phase", "gpu", "precision", "layout", "torch", "model", "batch_size", "img_size", "step_time_ms")
     tables = ("image_models/timm.csv.gz",)
-    sample = 40
+    sample = 200
     asked: ClassVar[Mapping[str, float]] = {"training step": 0.12}
 
     def read(self, record: Record) -> Row:

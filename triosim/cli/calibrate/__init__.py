@@ -38,6 +38,10 @@ class CalibrateCommands(LazyGroup):
             "triosim.cli.calibrate.launches",
             "Measure what launching an operator costs the host, for --host-overhead.",
         ),
+        "constants": (
+            "triosim.cli.calibrate.constants",
+            "List the constants that predictions rest on, with their errors in the fit and left out.",
+        ),
         "collectives": (
             "triosim.cli.calibrate.collectives",
             "Measure collectives between the processes that torchrun has started, for 'triosim calibrate network'.",

@@ -26,13 +26,13 @@ from triosim.operators.features import base_name
 from triosim.trace import DTYPE_BYTES, Operator
 
 #: One product: with the whole vocabulary of 50,257 that vTrain's GPTs have, whose rows are odd (724 steps on one node).
-_ONE = 3.3
+ONE_PRODUCT = 3.3
 #: A batch of products: heads of 108 features instead of 144 make BigScience's step of 182B 40% longer, and such products
 #: were 4% of its computing: 11.7 times. By its 200B, with heads of 150 features, it is 11.1 times.
-_BATCH = 11.5
+BATCH_OF_PRODUCTS = 11.5
 #: By what part a factor is expected to be off where it was measured, with one version of cuBLAS. Netflix says that such a
 #: product of the vocabulary takes three times as long ("Scaling LLM post-training at Netflix", 2026).
-_ERROR = 0.15
+ERROR = 0.15
 _BOUNDARY = 16
 _HALF = ("float16", "bfloat16")
 _MEASURED = "A100-SXM-80GB"
@@ -61,11 +61,11 @@ def slowdown(operator: Operator, forward: Operator | None, gpu: Gpu) -> Slowdown
         return _NONE
     measured = gpus.find(_MEASURED)
     if math.prod(second[:-2]) > 1:
-        known, ratio = _BATCH, _over_ordinary_cores(gpu) / _over_ordinary_cores(measured)
+        known, ratio = BATCH_OF_PRODUCTS, _over_ordinary_cores(gpu) / _over_ordinary_cores(measured)
     else:
-        known, ratio = _ONE, max(1.0, _flops_in_a_clock(gpu) / _flops_in_a_clock(measured))
+        known, ratio = ONE_PRODUCT, max(1.0, _flops_in_a_clock(gpu) / _flops_in_a_clock(measured))
     factor = max(1.0, known * ratio)
-    return Slowdown(factor, _ERROR + 1.0 - min(factor, known) / max(factor, known))
+    return Slowdown(factor, ERROR + 1.0 - min(factor, known) / max(factor, known))
 
 
 def _over_ordinary_cores(gpu: Gpu) -> float:

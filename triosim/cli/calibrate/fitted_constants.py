@@ -1,0 +1,145 @@
+"""The constants that predictions rest on: their values and units, what they rest on, and what fits them again.
+
+Only what was fitted to measurements, or taken from one, is here; a law's own numbers are in its module. The values are those
+in use, so that the list cannot differ from what is predicted. ``fit`` and ``left_out`` are the mean errors that the script
+prints of what a constant was fitted to, and of sources, sizes or GPUs that were left out of the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from triosim.compute.models import alignment, grouped_products, roofline
+from triosim.config.stacks import STACKS
+from triosim.gpus import energy
+from triosim.networks.calibration import doubt, internode
+from triosim.results import uncertainty
+
+_FIT = "python -m validation.steps.constant_fit"
+_SPREAD = "python -m validation.steps.spread ROWS"
+_IMAGES = "python -m validation.image_models.efficiencies --every 6"
+_OF_STEPS = "published steps (docs/validation.md)"
+
+
+@dataclass(frozen=True, slots=True)
+class FittedConstant:
+    """A constant in use. ``script`` fits it again; ``fit`` and ``left_out`` are mean relative errors, where it prints them."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+    script: str = ""
+    fit: float | None = None
+    left_out: float | None = None
+
+
+def fitted_constants() -> list[FittedConstant]:
+    """Return all of them: of steps, of operators, of collectives, of doubt."""
+    return [*_of_launches(), *_of_energy(), *_of_products(), *_of_classes(), *_between_nodes(), *_of_doubt()]
+
+
+def as_values() -> list[dict[str, object]]:
+    """Return them as plain values."""
+    return [asdict(one) for one in fitted_constants()]
+
+
+#: What ``constant_fit launch`` and ``call`` print, by stack and kind: in the fit, and with a model size and GPU left out.
+_LAUNCH_ERRORS = {
+    ("deepspeed", "launch"): (0.063, 0.076),
+    ("deepspeed", "call"): (0.112, 0.113),
+    ("te-fp8", "launch"): (0.069, 0.088),
+    ("eager", "launch"): (0.100, 0.100),
+}
+
+
+def _of_launches() -> Iterator[FittedConstant]:
+    for name, stack in STACKS.items():
+        for kind, seconds in (("launch", stack.launch_seconds), ("call", stack.call_seconds)):
+            if kind == "call" and stack.call_seconds == stack.launch_seconds:
+                continue
+            script, errors = f"{_FIT} {kind} {name}", _LAUNCH_ERRORS.get((name, kind), (None, None))
+            yield FittedConstant(f"{kind}, {name}", seconds * 1e6, "us", stack.source, script, *errors)
+
+
+def _of_energy() -> Iterator[FittedConstant]:
+    fitted = {"hopper": (0.029, 0.044)}
+    for name, one in energy.HALF.items():
+        script = f"{_FIT} energy {name}" if name in ("hopper", "ampere") else ""
+        errors = fitted.get(name, (None, None))
+        yield FittedConstant(f"FLOP, {name}", one.joules * 1e12, "pJ", one.source, script, *errors)
+    of_float32 = "float32 products of eight GPUs (NeuSight), each at the clock of its limit"
+    for name, joules in (("before Ada", energy.FLOAT32_OLD), ("from Ada on", energy.FLOAT32_NEW)):
+        yield FittedConstant(f"float32 FLOP, {name}", joules * 1e12, "pJ", of_float32)
+
+
+def _of_products() -> Iterator[FittedConstant]:
+    of_experts = "steps of mixtures of experts on H100s to GB300s"
+    script = f"{_FIT} experts grouped 40"
+    yield FittedConstant("grouped products", grouped_products.SLOWDOWN, "times", of_experts, script, 0.110, 0.125)
+    of_rows = "GPTs with 50,257 words on one node of A100s (vTrain)"
+    script = f"{_FIT} alignment one 24"
+    yield FittedConstant("product off 16 bytes", alignment.ONE_PRODUCT, "times", of_rows, script, 0.072, 0.076)
+    of_heads = "heads of 108 and of 150 features on A100s (BigScience)"
+    script = f"{_FIT} alignment batch"
+    yield FittedConstant("batched products off 16 bytes", alignment.BATCH_OF_PRODUCTS, "times", of_heads, script)
+
+
+def _of_classes() -> Iterator[FittedConstant]:
+    yield FittedConstant("kernel's launch", roofline.LAUNCH_SECONDS * 1e6, "us", "element-wise tables (NeuSight)")
+    for name, one in roofline.DEFAULTS.items():
+        of_images = name not in _OF_TABLES
+        source, script = ("steps of timm's models on an RTX 3090", _IMAGES) if of_images else (_OF_TABLES[name], "")
+        errors = (0.099, 0.121) if of_images else (None, None)
+        yield FittedConstant(f"{name}, of bandwidth", one.memory, "share", source, script, *errors)
+        if name in roofline.ARITHMETIC or "tensor cores" in name:
+            yield FittedConstant(f"{name}, of peak", one.compute, "share", source, script, *errors)
+    script = "python -m validation.image_models.multiprocessors"
+    for name, limit in roofline.MOST_BYTES_IN_A_CLOCK.items():
+        source = "image models on one A100 and one V100 (DeepLearningExamples)"
+        yield FittedConstant(f"{name}, of a multiprocessor", limit, "bytes a clock", source, script, 0.064)
+
+
+#: The classes of ``roofline`` that are not fitted to image models, and what they rest on.
+_OF_TABLES = {
+    "product": "tables linear, bmm (NeuSight) and gemm_bf16 (aiconfigurator)",
+    "convolution": "assumed, as products",
+    "attention": "table attention_causal_bf16 (aiconfigurator)",
+    "reduction": "tables ln, softmax (NeuSight)",
+    "elementwise": "table elem (NeuSight)",
+}
+
+
+def _between_nodes() -> Iterator[FittedConstant]:
+    kinds, shared = internode.constants()
+    script, source = "python -m validation.internode", "nccl-tests on clouds (collectives/multi_node)"
+    for name, kind in kinds.items():
+        yield FittedConstant(f"hop, {name}", kind.hop * 1e6, "us", source, script, 0.160, 0.263)
+        yield FittedConstant(f"card, {name}", kind.efficiency, "share", source, script, 0.093, 0.123)
+    yield FittedConstant("launch between nodes", shared.launch * 1e6, "us", source, script, 0.160, 0.263)
+    yield FittedConstant("hop, simple protocol", shared.simple_hops, "hops", source, script, 0.160, 0.263)
+    yield FittedConstant("card, low-latency protocol", shared.low_latency_share, "share", source, script, 0.160, 0.263)
+    yield FittedConstant("chunk", shared.chunk / 1e6, "MB", source, script, 0.093, 0.123)
+    yield FittedConstant("hop of a ring", shared.ring_hop, "hops", source, script, 0.160, 0.263)
+    yield FittedConstant("peer of an all-to-all", shared.peer * 1e6, "us", source, script)
+
+
+def _of_doubt() -> Iterator[FittedConstant]:
+    of_steps = {
+        uncertainty.LAUNCHES: uncertainty.LAUNCH_ERROR,
+        uncertainty.BESIDE: uncertainty.SLOWDOWN_ERROR,
+        uncertainty.STEP: uncertainty.STEP_ERROR,
+        uncertainty.EXPERTS: uncertainty.EXPERTS_ERROR,
+        uncertainty.FUSION: uncertainty.FUSION_ERROR,
+    }
+    for name, error in of_steps.items():
+        yield FittedConstant(f"doubt, {name}", error, "share", _OF_STEPS, _SPREAD)
+    script, source = "python -m validation.collectives", "clusters and generations that were left out"
+    for name, one in (
+        ("measured machine", doubt.ELSEWHERE),
+        ("e-fold of bandwidth", doubt.PER_E_FOLD),
+        ("unknown host", doubt.UNKNOWN_HOST),
+    ):
+        yield FittedConstant(f"doubt, bytes, {name}", one.moving, "share", source, script)
+        yield FittedConstant(f"doubt, latency, {name}", one.latency, "share", source, script)
