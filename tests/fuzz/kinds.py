@@ -276,6 +276,41 @@ enable = true
 components = ["model", "loss"]
 """
 
+_MEGATRON = """\
+#!/bin/bash
+GPUS=4 # in a node
+ARGS=(
+    --num-layers 2 --hidden-size 64
+    --tensor-model-parallel-size 2
+    --micro-batch-size 1 --global-batch-size 4
+    --seq-length 32
+    --bf16
+)
+if [[ "$GPUS" -gt 2 ]]; then
+    ARGS+=(--sequence-parallel)
+fi
+torchrun --nnodes ${NODES:-1} --nproc-per-node $GPUS pretrain_gpt.py "${ARGS[@]}" --lr 1e-4
+"""
+_DEEPSPEED = {
+    "train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2,
+    "zero_optimization": {"stage": 2, "overlap_comm": True}, "bf16": {"enabled": True},
+}  # fmt: skip
+_ACCELERATE = """\
+distributed_type: FSDP
+num_processes: 4
+mixed_precision: bf16
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: false
+parallelism_config:
+  parallelism_config_tp_size: 2
+  parallelism_config_dp_shard_size: 2
+"""
+_TRAINER = {
+    "output_dir": "out", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "bf16": True,
+    "fsdp": "full_shard auto_wrap", "deepspeed": None, "optim": "adamw_torch",
+}  # fmt: skip
+
 _ON_TRACE = "simulate trace.json -p ddp -n 4 -o out.json"
 _ON_TOPOLOGY = ("topology topology.yaml", f"{_ON_TRACE} -t topology.yaml")
 _ON_MODEL = "simulate config.json --gpu H100 -p ddp -n 2 -o out.json"
@@ -396,6 +431,17 @@ KINDS: tuple[Kind, ...] = (
         _launch_file("job.toml", _TITAN),
         {"job.toml": _as_text},
         (f"{_LIKE} job.toml -o out.json", f"{_LIKE} job.toml --ignore-unknown -o out.json"),
+    ),
+    Kind("megatron", _launch_file("args.sh", _MEGATRON), {"args.sh": _as_text}, (f"{_LIKE} args.sh -o out.json",)),
+    Kind(
+        "deepspeed",
+        _launch_file("ds.json", json.dumps(_DEEPSPEED)),
+        {"ds.json": _as_json},
+        (f"{_LIKE} ds.json -o out.json",),
+    ),
+    Kind("accelerate", _launch_file("a.yaml", _ACCELERATE), {"a.yaml": _as_text}, (f"{_LIKE} a.yaml -o out.json",)),
+    Kind(
+        "trainer", _launch_file("t.json", json.dumps(_TRAINER)), {"t.json": _as_json}, (f"{_LIKE} t.json -o out.json",)
     ),
     Kind(
         "space",

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from triosim import cli
+from triosim.config import RunConfig
 from triosim.errors import OptionError
 from triosim.launch_files.job import ModelSizes
 from triosim.launch_files.reading import read_launch_file
 
-MODEL = ModelSizes("llama3-8b", True, {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "vocab": 128256})
+MODEL = ModelSizes.of("llama3-8b", RunConfig.of())
 
 
 def refused(folder: Path, name: str, text: str) -> str:
@@ -45,7 +46,15 @@ def test_what_is_wrong_in_a_job_of_torchtitan(text: str, said: str, tmp_path: Pa
 
 
 def test_another_file_is_no_launch_file(tmp_path: Path) -> None:
-    assert refused(tmp_path, "notes.txt", "hello\n").startswith("notes.txt: is no launch file that triosim knows")
+    assert refused(tmp_path, "notes.md", "hello\n").startswith(
+        "notes.md: is no launch file that triosim knows; give torch"
+    )
+    assert refused(tmp_path, "notes.txt", "hello\n").startswith(
+        "notes.txt: starts no job that triosim knows; give a script"
+    )
+    assert refused(tmp_path, "run.yaml", "gpus: 8\n").startswith(
+        "run.yaml: has no key of a framework that triosim knows"
+    )
 
 
 def test_a_key_that_changes_no_step_is_passed_over(tmp_path: Path) -> None:

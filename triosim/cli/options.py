@@ -76,14 +76,14 @@ CONFIG = Option("config", metavar="FILE", panel=GENERAL, help=
 SAVE_CONFIG = Option("save_config", metavar="FILE", panel=GENERAL, help=
     "Write the options of this run for --config (.yaml, .yml or .json).")
 LIKE = Option("like", metavar="FILE", panel=GENERAL, help=
-    "A launch file of a training framework, whose options the run takes: torchtitan's job.toml. --config and the command line "
-    "override it.")
+    "A launch file, whose options the run takes: torchtitan's TOML, Megatron-LM's arguments, DeepSpeed's JSON, accelerate's "
+    "YAML, TrainingArguments as JSON, or a script that runs torchrun. --config and the command line override it.")
 IGNORE_UNKNOWN = Option("ignore_unknown", "flag", False, panel=GENERAL, help=
     "List what --like does not understand of its file, and leave it out.")
 EXPORT = (
     Option("export", metavar="DIR", panel=OUTPUT, help="Write launch files for training frameworks into a folder."),
     Option("frameworks", "object", flag="--for", metavar="NAME", panel=OUTPUT, repeatable=True, help=
-        "The framework that --export writes for: torchtitan. Repeatable."),
+        "The framework that --export writes for: torchtitan, megatron, deepspeed or accelerate. Repeatable."),
 )
 PLOT = Option("plot", metavar="FILE", panel=OUTPUT, help="A picture (png, svg, pdf).")
 MONITOR = (

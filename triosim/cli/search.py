@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.cli.launching import exporting
 from triosim.cli.monitoring import check_monitor, monitored_search
 from triosim.cli.subject import TracePath, configured
 from triosim.config import COMMON, Option
 from triosim.config.option import OUTPUT, PARALLELISM, TIMES
 from triosim.configuration_search.options import SEARCH, SearchOptions
+from triosim.errors import OptionError
 from triosim.input_files.yaml_lines import split_arguments
 from triosim.output_files import writing_text
 from triosim.reports.terminal.progress import Progress
@@ -46,6 +48,7 @@ OPTIONS = (
     *SEARCH,
     Option("show", metavar="FILE", panel=SEARCH[0].panel, help="Show what a study has found, and search no further."),
     Option("output", metavar="FILE", panel=OUTPUT, short="-o", help="Write the answer as JSON."),
+    *o.EXPORT,
     Option("commands", "flag", False, panel=OUTPUT, help="Show the command of every point that is shown."),
     Option("plot", metavar="FILE", panel=OUTPUT, help="Draw the best points' steps, and every point's time and memory."),
     o.REPORT,
@@ -68,6 +71,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     [cyan]triosim search llama3-70b --gpus 64 --topology "dgx-h100(gpus=64)" --global-batch-size 256 --seq 8192[/]
     [cyan]triosim search trace.json --gpus 8,16,32 --objective cost --study study.db --jobs 4[/]
     [cyan]triosim search --script "train.py --layers 8" --vary-argument "--tp=1,2,4" --gpus 8[/]
+    [cyan]triosim search llama3-8b --gpus 64 --global-batch-size 256 --export launch --for megatron[/]
     [cyan]triosim search --config run.yaml --vary tp=1,2,4,8 --vary micro_batch_size=1,2,4 --vary recompute=none,full[/]
     """
     options = SearchOptions.of(given)
@@ -75,6 +79,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     if given["plot"] is not None:
         plots.check_plot(given["plot"])
     check_monitor(given)
+    exporting.check_export(given["export"], given["frameworks"])
     if given["report"] is not None:
         document.check_page(given["report"])
     if given["show"] is not None:
@@ -84,6 +89,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
     names = [option for option in OPTIONS if option.name not in ("gpus", "gpu")]
     run = configured("simulate", trace or options.script, {**fixed, "save_config": None}, names, shown="search")
     run.check_outputs(given["output"], options.study, given["plot"], given["report"])
+    if options.script is not None and given["export"] is not None:
+        raise OptionError("a script has no options to export", where="--export", fix="leave it out")
     subject = trace if options.script is not None else run.subject
     with searches.declared_space(subject, run.config, searches.declaration_of(options), options) as space:
         validity = rules.validity_of(space)
@@ -114,6 +121,8 @@ def _answer(found: Searched, given: Mapping[str, Any]) -> None:
     if given["output"] is not None:
         with writing_text(given["output"]) as file:
             file.write(report.as_json(found))
+    if given["export"] is not None:
+        exporting.export_best(found, given["export"], given["frameworks"])
     if given["format"] == "json":
         sys.stdout.write(report.as_json(found))
     elif not given["quiet"]:

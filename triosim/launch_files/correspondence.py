@@ -63,7 +63,8 @@ class Framework:
     """A framework: its name, the versions whose keys these are, and its correspondences.
 
     A key that is ``unmodelled`` changes a step in a way that is not simulated, unless it has its default. One
-    ``without_effect`` changes no step; where it ends in a dot, it is a section of such keys.
+    ``without_effect`` changes no step; where it ends in a dot or a dash, so do all keys that begin so.
+    Settings ``of_script`` are in no file of the framework where it has no key for them: a training script says them.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Framework:
     table: tuple[Correspondence, ...]
     unmodelled: tuple[Option, ...] = ()
     without_effect: frozenset[str] = frozenset()
+    of_script: frozenset[str] = frozenset()
     _keys: dict[str, Option] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -89,9 +91,8 @@ class Framework:
 
     def has_no_effect(self, key: str) -> bool:
         """Whether a key changes no step."""
-        parts = key.split(".")
-        sections = (".".join(parts[:count]) + "." for count in range(1, len(parts)))
-        return key in self.without_effect or any(section in self.without_effect for section in sections)
+        beginnings = (key[: at + 1] for at, character in enumerate(key) if character in ".-_")
+        return key in self.without_effect or any(one in self.without_effect for one in beginnings)
 
 
 @dataclass(slots=True)
@@ -169,30 +170,6 @@ def same(setting: str, key: Option) -> Correspondence:
         return {} if value is None else {setting: value}
 
     return Correspondence(setting, (key,), read, lambda job: {key.name: job.get(setting)})
-
-
-def size(setting: str, key: Option) -> Correspondence:
-    """Return the correspondence of a key that is the size of a parallelism."""
-    return Correspondence(
-        setting,
-        (key,),
-        lambda given: {setting: given[key.name]} if given[key.name] > 1 else {},
-        lambda job: {key.name: job.size(setting)},
-    )
-
-
-def words(setting: str, key: Option, meanings: Mapping[Any, Any], otherwise: Any = None) -> Correspondence:
-    """Return the correspondence of a key's words to the values of a setting; ``otherwise`` is written for other values."""
-    backwards = {ours: theirs for theirs, ours in reversed(list(meanings.items()))}
-
-    def read(given: Given) -> Settings:
-        theirs = given[key.name]
-        if theirs not in meanings:
-            fix = f"known: {', '.join(str(word) for word in meanings)}"
-            raise given.refused(key.name, f"'{theirs}' is not simulated", fix)
-        return {} if meanings[theirs] is None else {setting: meanings[theirs]}
-
-    return Correspondence(setting, (key,), read, lambda job: {key.name: backwards.get(job.get(setting), otherwise)})
 
 
 def of_model(name: str, key: Option) -> Correspondence:

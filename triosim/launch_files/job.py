@@ -15,7 +15,7 @@ from triosim.errors import TriosimError
 from triosim.extrapolators.core.parallelisms import Parallelisms
 from triosim.extrapolators.core.plan import batches
 from triosim.gpus import DEFAULT_GPU
-from triosim.models.catalogue import usual_stack, with_layers
+from triosim.models.catalogue import MODELS, usual_stack, with_layers
 from triosim.models.description import find_model
 from triosim.pipeline.reading import is_described, with_batch
 
@@ -23,6 +23,8 @@ from triosim.pipeline.reading import is_described, with_batch
 SIZES = ("fsdp", "zero1", "zero2", "ddp", "dp", "cp", "ep", "tp", "pp")
 #: Those of replicas, the ones that share first.
 REPLICATED = ("fsdp", "zero2", "zero1", "ddp", "dp")
+#: Those that shard, also over the ranks of context parallelism.
+_SHARDING = ("fsdp", "zero1", "zero2")
 #: How a setting is called that ``--option`` gives.
 OPTION = "options."
 #: Settings that a software stack has a value for.
@@ -37,11 +39,16 @@ _OF_AXIS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What is trained: the ``name`` of a described model with its sizes, or a trace, which tells none."""
+    """What is trained: the ``name`` of a described model with its sizes, or a trace, which tells none.
+
+    ``architecture`` is the class of a described model; ``known_as`` its name in the catalogue, where no size was changed.
+    """
 
     name: str = ""
     described: bool = False
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    architecture: str = ""
+    known_as: str = ""
 
     @classmethod
     def of(cls, subject: str, config: RunConfig) -> ModelSizes:
@@ -51,13 +58,18 @@ class ModelSizes:
         model: Any = find_model(subject)
         if config.layers is not None:
             model = with_layers(model, config.layers)
-        sizes = {one.name: getattr(model, one.name) for one in fields(model)}
-        return cls(subject, True, {name: value for name, value in sizes.items() if name != "name"})
+        sizes, base = _sizes_of(model), subject.partition("(")[0]
+        known = base in MODELS and {**_sizes_of(MODELS[base]), "style": ""} == {**sizes, "style": ""}
+        return cls(subject, True, sizes, type(model).__name__, base if known else "")
 
     def size(self, name: str) -> int | None:
         """Return a size that is a whole number; None where the model has none."""
         value = self.sizes.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _sizes_of(model: Any) -> dict[str, Any]:
+    return {one.name: getattr(model, one.name) for one in fields(model) if one.name != "name"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +119,8 @@ def job_of(subject: str, config: RunConfig, gpus: int, traced: int = 1) -> Job:
     config = with_batch(config) if model.described else config
     parallelisms = Parallelisms.of(config.parallel, gpus, config)
     samples, micro_batches = batches(parallelisms, config, traced)
-    sizes = {part.axis: part.size for part in parallelisms.all if part.size > 1}
+    along = {part.axis: part.size for part in parallelisms.all}
+    sizes = {name: ranks for name, ranks in along.items() if divides(name, ranks, along)}
     own = _own_options(parallelisms, config)
     settings: dict[str, Any] = {**sizes, **dict(_described(model, config))}
     settings |= {"micro_batch_size": samples // micro_batches, "micro_batches": micro_batches, **own}
@@ -182,12 +195,18 @@ def _own_options(parallelisms: Parallelisms, config: RunConfig) -> dict[str, Any
     return found
 
 
+def divides(name: str, ranks: int | None, sizes: Mapping[str, int | None]) -> bool:
+    """Whether a parallelism of a size makes a difference; one that shards does with one rank too, over those of ``cp``."""
+    return ranks != 1 or (name in _SHARDING and sizes.get("cp", 1) != 1)
+
+
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the run that settings stand for, as ``RunConfig.of`` takes them.
 
     A size that is None takes the GPUs that the others leave.
     """
-    sizes = {name: settings[name] for name in SIZES if name in settings and settings[name] != 1}
+    along = {name: settings[name] for name in SIZES if name in settings}
+    sizes = {name: ranks for name, ranks in along.items() if divides(name, ranks, along)}
     parts = [name if size is None else f"{name}={size}" for name, size in sizes.items()]
     if parts == ["ep"] or not any(name != "ep" for name in sizes):
         parts = ["single"]

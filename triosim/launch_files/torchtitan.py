@@ -79,7 +79,7 @@ def _read_data(given: Given) -> Settings:
     shard, replicate = given[_SHARD.name], given[_REPLICATE.name]
     if shard == 0:
         raise given.refused(_SHARD.name, "0 GPUs", "give -1 for all that are left, or 1 or more")
-    found: dict[str, Any] = {"fsdp": None if shard == -1 else shard} if shard != 1 else {}
+    found: dict[str, Any] = {"fsdp": None if shard == -1 else shard} if _sharded(given) else {}
     if replicate > 1:
         found["ddp"] = replicate
         found |= {} if "fsdp" in found else {"bucket_size": _BUCKET}
@@ -199,7 +199,7 @@ def _read_dtypes(given: Given) -> Settings:
     kept, computed = given[_DTYPE.name], given[_PARAM.name]
     if _sharded(given):
         found = {"dtype": computed, "gradient_dtype": given[_REDUCE.name]}
-        return found | ({"options.shard_dtype": kept} if kept != computed and given[_SHARD.name] != 1 else {})
+        return found | ({"options.shard_dtype": kept} if kept != computed else {})
     if given[_TP.name] > 1 or given[_PP.name] > 1 or kept == computed:
         return {"dtype": kept}
     return {"dtype": computed, "precision": "mixed"} if kept == "float32" else {"dtype": kept}
@@ -286,7 +286,7 @@ def _write_products(job: Job) -> Settings:
 
 
 def _read_model(given: Given) -> Settings:
-    theirs, ours = (given[_MODEL.name], given[_FLAVOR.name]), _MODELS.get(given.model.name.partition("(")[0])
+    theirs, ours = (given[_MODEL.name], given[_FLAVOR.name]), _MODELS.get(given.model.known_as)
     for key, named, own in zip((_MODEL, _FLAVOR), theirs, ours or theirs, strict=True):
         if named is not None and named != own:
             raise given.refused(
@@ -296,7 +296,7 @@ def _read_model(given: Given) -> Settings:
 
 
 def _write_model(job: Job) -> Settings:
-    name, flavor = _MODELS.get(job.model.name.partition("(")[0], (None, None))
+    name, flavor = _MODELS.get(job.model.known_as, (None, None))
     return {_MODEL.name: name, _FLAVOR.name: flavor}
 
 

@@ -5,16 +5,21 @@ What is otherwise is found by reading the written keys back into a job, by the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from triosim import __version__
 from triosim.config import RunConfig
+from triosim.config.run_config import option_named
 from triosim.errors import OptionError, OutputError, TriosimError, nearest
+from triosim.launch_files.accelerate import ACCELERATE
 from triosim.launch_files.correspondence import Entry, Framework, Reading
+from triosim.launch_files.deepspeed import DEEPSPEED, as_json, nested
 from triosim.launch_files.job import OPTION, SIZES, Job, job_of, options_of
+from triosim.launch_files.megatron import MEGATRON, as_arguments
 from triosim.launch_files.torchtitan import TORCHTITAN, torchtitan_text
 from triosim.output_files import check_writable, writing_text
 
@@ -48,21 +53,58 @@ def _torchtitan(exported: Exported, values: Mapping[str, Any], comments: list[st
     return {"torchtitan.toml": torchtitan_text(values, comments), "torchtitan.sh": command}
 
 
-def torchrun(exported: Exported, arguments: str, comments: list[str] | None = None) -> str:
+def torchrun(exported: Exported, arguments: str, comments: Iterable[str] = (), head: Iterable[str] = ()) -> str:
     """Return a shell script that starts a job's processes on one of its nodes."""
     nodes = exported.nodes
     said = [f"--nnodes {nodes}", f"--nproc-per-node {exported.gpus_of_node}"]
     if nodes > 1:
         said.append('--rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"')
-    lines = ["#!/bin/bash", *(f"# {line}" for line in comments or ())]
+    lines = ["#!/bin/bash", *(f"# {line}" for line in comments)]
     if nodes > 1:
         lines.append(
             f"# Run it on each of the {nodes} nodes, with MASTER_ADDR and MASTER_PORT set to the same address."
         )
-    return "\n".join((*lines, f"torchrun {' '.join(said)} {arguments}")) + "\n"
+    return "\n".join((*lines, *head, f"torchrun {' '.join(said)} {arguments}")) + "\n"
 
 
-WRITERS: Mapping[str, tuple[Framework, FileWriter]] = {"torchtitan": (TORCHTITAN, _torchtitan)}
+def _megatron(exported: Exported, values: Mapping[str, Any], comments: list[str]) -> dict[str, str]:
+    head = ["ARGS=(", *(f"    {line}" for line in as_arguments(values)), ")"]
+    return {"megatron.sh": torchrun(exported, 'pretrain_gpt.py "${ARGS[@]}"', comments, head)}
+
+
+def _deepspeed(exported: Exported, values: Mapping[str, Any], comments: list[str]) -> dict[str, str]:
+    """JSON has no comments: these are in a text and in the script beside it."""
+    command = f"deepspeed --num_nodes {exported.nodes} --num_gpus {exported.gpus_of_node}"
+    lines = [
+        "#!/bin/bash",
+        *(f"# {line}" for line in comments),
+        f"{command} train.py --deepspeed_config deepspeed.json",
+    ]
+    texts = {"deepspeed.txt": "\n".join(comments) + "\n", "deepspeed.sh": "\n".join(lines) + "\n"}
+    return {"deepspeed.json": as_json(values), **texts}
+
+
+def _accelerate(exported: Exported, values: Mapping[str, Any], comments: list[str]) -> dict[str, str]:
+    import yaml
+
+    content = {
+        "compute_environment": "LOCAL_MACHINE",
+        **nested(values),
+        "num_machines": exported.nodes,
+        "machine_rank": 0,
+    }
+    if exported.nodes > 1:
+        comments = [*comments, "Set machine_rank, main_process_ip and main_process_port on each node."]
+    text = "".join(f"# {line}\n" for line in comments)
+    return {"accelerate.yaml": text + yaml.safe_dump(content, sort_keys=False)}
+
+
+WRITERS: Mapping[str, tuple[Framework, FileWriter]] = {
+    "torchtitan": (TORCHTITAN, _torchtitan),
+    "megatron": (MEGATRON, _megatron),
+    "deepspeed": (DEEPSPEED, _deepspeed),
+    "accelerate": (ACCELERATE, _accelerate),
+}
 
 
 def check_export(folder: str | None, names: list[str] | None) -> None:
@@ -106,8 +148,10 @@ def write_launch_files(folder: str, names: list[str], exported: Exported) -> lis
 
 def _heading(framework: Framework, exported: Exported) -> Iterator[str]:
     job = exported.job
-    what = f"{job.model.name} on {job.gpus} GPUs"
-    yield f"Written by triosim {__version__} for {framework.versions}: {what}{exported.predicted}."
+    yield f"Written by triosim {__version__} for {framework.versions}: {job.model.name} on {job.gpus} GPUs{exported.predicted}."
+    said = [f"{name} {_value(name, value)}" for name, value in job.settings.items() if name in framework.of_script]
+    if said:
+        yield f"The training script says the rest, as it was simulated: {', '.join(said)}."
 
 
 def _listed(different: list[str]) -> Iterator[str]:
@@ -115,7 +159,7 @@ def _listed(different: list[str]) -> Iterator[str]:
         yield "Not as it was simulated:"
         yield from (f"  {one}" for one in different)
     else:
-        yield "All that was simulated of the step is said in it."
+        yield "All else of the step is as it was simulated."
 
 
 def differences(framework: Framework, values: Mapping[str, Any], exported: Exported) -> Iterator[str]:
@@ -124,7 +168,7 @@ def differences(framework: Framework, values: Mapping[str, Any], exported: Expor
     reading = Reading(framework, framework.name, job.model)
     try:
         settings = reading.settings({key: Entry(value, key) for key, value in values.items()})
-        back = _back(settings, exported)
+        back = _back(framework, settings, exported)
     except TriosimError as error:
         yield f"the file as a whole cannot be simulated: {error}"
         return
@@ -134,11 +178,16 @@ def differences(framework: Framework, values: Mapping[str, Any], exported: Expor
             yield f"{_shown(name)}: simulated was {_value(name, ours)}, this is {_value(name, theirs)}"
 
 
-def _back(settings: Mapping[str, Any], exported: Exported) -> Job:
-    """Return the job that the settings of a file make, in the places of those that no launch file has."""
-    given = exported.config
-    options = {**options_of(settings), "gpus": exported.job.gpus, "gpu": given.gpu, "trace_format": given.trace_format}
-    return job_of(exported.job.model.name, RunConfig.of(**options), exported.job.gpus)
+def _back(framework: Framework, settings: Mapping[str, Any], exported: Exported) -> Job:
+    """Return the job that the settings of a file make: with what a script says, and on as many GPUs as its sizes make."""
+    given, job = exported.config, exported.job
+    settings = {**{name: job.settings[name] for name in framework.of_script & job.settings.keys()}, **settings}
+    sizes = [settings[name] for name in SIZES if name in settings and name != "ep"]
+    gpus = job.gpus if None in sizes else math.prod(sizes)
+    if "global_batch_size" in settings:
+        settings.pop("micro_batches", None)
+    options = {**options_of(settings), "gpus": gpus, "gpu": given.gpu, "trace_format": given.trace_format}
+    return job_of(job.model.name, RunConfig.of(**options), gpus)
 
 
 def _shown(name: str) -> str:
@@ -147,5 +196,8 @@ def _shown(name: str) -> str:
 
 def _value(name: str, value: Any) -> str:
     if value is None:
-        return "1" if name in SIZES else "the default"
+        default = None if name in SIZES or name.startswith(OPTION) else option_named(name).default
+        return "1" if name in SIZES else f"the default{'' if default is None else f', {default}'}"
+    if name in ("bucket_size", "first_bucket_size"):
+        return f"{value / 2**20:.4g} MiB"
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)

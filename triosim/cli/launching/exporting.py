@@ -35,6 +35,18 @@ def export_run(run: ConfiguredRun, result: Any, folder: str, names: list[str]) -
     _write(job, run.config, traced["gpu"], result.data.step_time_s, folder, names)
 
 
+def export_best(found: Any, folder: str, names: list[str]) -> None:
+    """Write the launch files of the best point of a search. Raises ``TriosimError`` where none was found."""
+    best, space = found.best, found.space
+    if best is None or best.figures is None:
+        raise TriosimError("no point was found that could be written", where="--export", fix="let more points fit")
+    point = points.Point.read(best.key)
+    gpu = space.gpu(point)
+    config = space.config(point)
+    job = jobs.job_of(space.subject.name, config.replaced(gpu=gpu), best.figures.gpus, space.subject.batch_size or 1)
+    _write(job, config, gpu, best.figures.step_time_s, folder, names)
+
+
 def _write(job: Any, config: RunConfig, gpu: str, seconds: float, folder: str, names: list[str]) -> None:
     subject = subjects.SearchSubject("", "", gpu)
     node = cluster.cluster_of(subject, config.replaced(gpus=job.gpus), points.Point(())).node

@@ -1,0 +1,199 @@
+"""The arguments of transformers' Trainer (``TrainingArguments``, transformers 5), as JSON or on a script's command line.
+
+Without FSDP and DeepSpeed, bf16 and fp16 are autocast; with FSDP parameters are kept in fp32, and gathered and reduced in the
+dtype. They are read; nothing is written for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triosim.config import Option
+from triosim.launch_files.correspondence import Correspondence, Framework, Given, Settings
+from triosim.launch_files.job import Job
+
+_MICRO = Option("per_device_train_batch_size", "whole", 8)
+_STEPS = Option("gradient_accumulation_steps", "whole", 1)
+_AGAIN, _AGAIN_TOO = Option("gradient_checkpointing", "flag", False), Option("activation_checkpointing", "flag", False)
+_BF16, _FP16 = Option("bf16", "flag", False), Option("fp16", "flag", False)
+_COMPILE = Option("torch_compile", "flag", False)
+_OPTIMIZER = Option("optim", "text", "adamw_torch_fused")
+_BUCKET = Option("ddp_bucket_cap_mb", "number")
+_FSDP = Option("fsdp", "object")
+_UNIT_AGAIN = Option("fsdp_config.activation_checkpointing", "flag", False)
+_RESHARD = Option("fsdp_config.reshard_after_forward", "object")
+
+_OPTIMIZERS = {
+    "adamw_torch_fused": "fused-adamw",
+    "adamw_torch": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "fused-adamw",
+    "sgd": "sgd",
+}
+#: The words of ``fsdp`` and what parameters do after the forward pass; None are those that change no step.
+_WORDS: dict[str, str | None] = {"full_shard": "", "shard_grad_op": "no", "auto_wrap": None}
+
+
+def _sharded(given: Given) -> bool:
+    return given[_FSDP.name] not in (None, "", [], False, "False", "false")
+
+
+def _read_data(given: Given) -> Settings:
+    if "deepspeed" in given.entries and given.entries["deepspeed"].value:
+        return {}
+    if not _sharded(given):
+        bucket = given[_BUCKET.name]
+        return {"ddp": None, **({} if bucket is None else {"bucket_size": bucket * 2**20})}
+    value = given[_FSDP.name]
+    words = (
+        list(map(str, value))
+        if isinstance(value, list)
+        else []
+        if value in (True, "True", "true")
+        else str(value).split()
+    )
+    found: dict[str, Any] = {"fsdp": None}
+    for word in words:
+        if word not in _WORDS:
+            raise given.refused(_FSDP.name, f"'{word}' is not simulated", f"known: {', '.join(_WORDS)}")
+        if _WORDS[word]:
+            found["options.reshard"] = _WORDS[word]
+    if str(given[_RESHARD.name]).lower() == "false":
+        found["options.reshard"] = "no"
+    return found | ({"recompute": "checkpoint"} if given[_UNIT_AGAIN.name] else {})
+
+
+def _read_dtypes(given: Given) -> Settings:
+    dtype = "bfloat16" if given[_BF16.name] else "float16" if given[_FP16.name] else None
+    if not given.model.described or ("deepspeed" in given.entries and given.entries["deepspeed"].value):
+        return {}
+    if dtype is None:
+        return {"dtype": "float32"}
+    if _sharded(given):
+        return {"dtype": dtype, "gradient_dtype": dtype, "options.shard_dtype": "float32"}
+    return {"dtype": dtype, "precision": "mixed"}
+
+
+def _read_stack(given: Given) -> Settings:
+    name = given[_OPTIMIZER.name]
+    if name not in _OPTIMIZERS:
+        raise given.refused(_OPTIMIZER.name, f"'{name}' is not simulated", f"known: {', '.join(_OPTIMIZERS)}")
+    if not given.model.described:
+        return {}
+    return {"stack": "compiled" if given[_COMPILE.name] else "eager", "optimizer": _OPTIMIZERS[name]}
+
+
+def _write_nothing(job: Job) -> Settings:
+    return {}
+
+
+TRAINER = Framework(
+    "transformers",
+    "transformers 5",
+    (
+        Correspondence(
+            "`micro_batch_size`, `micro_batches`",
+            (_MICRO, _STEPS),
+            lambda given: {"micro_batch_size": given[_MICRO.name], "micro_batches": given[_STEPS.name]},
+            _write_nothing,
+        ),
+        Correspondence(
+            "`ddp`, `fsdp`, `reshard`, `bucket_size`",
+            (_FSDP, _BUCKET, _UNIT_AGAIN, _RESHARD),
+            _read_data,
+            _write_nothing,
+        ),
+        Correspondence("`dtype`, `precision`", (_BF16, _FP16), _read_dtypes, _write_nothing),
+        Correspondence("`stack`, `optimizer`", (_COMPILE, _OPTIMIZER), _read_stack, _write_nothing),
+        Correspondence(
+            "`recompute`",
+            (_AGAIN, _AGAIN_TOO),
+            lambda given: {"recompute": "checkpoint"} if given[_AGAIN.name] or given[_AGAIN_TOO.name] else {},
+            _write_nothing,
+        ),
+    ),
+    unmodelled=(
+        Option("tf32", "object"),
+        Option("use_liger_kernel", "flag", False),
+        Option("auto_find_batch_size", "flag", False),
+        Option("torch_empty_cache_steps", "object"),
+        Option("use_cpu", "flag", False),
+        Option("parallelism_config", "object"),
+        Option("full_determinism", "flag", False),
+        Option("fsdp_config.offload_params", "flag", False),
+        Option("fsdp_config.cpu_offload", "flag", False),
+        Option("fp16_backend", "object", "auto"),
+    ),
+    without_effect=frozenset(
+        (
+            *("output_dir", "overwrite_output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_", "warmup_"),
+            *(
+                "weight_decay",
+                "adam_",
+                "optim_args",
+                "optim_target_modules",
+                "average_tokens_across_devices",
+                "max_grad_norm",
+            ),
+            *("label_", "bf16_full_eval", "fp16_full_eval", "gradient_checkpointing_", "activation_checkpointing_"),
+            *(
+                "torch_compile_",
+                "liger_",
+                "use_cache",
+                "neftune_",
+                "logging_",
+                "include_",
+                "log_",
+                "disable_tqdm",
+                "report_to",
+            ),
+            *("run_name", "project", "trackio_", "eval_", "evaluation_strategy", "per_device_eval_batch_size"),
+            *("prediction_loss_only", "batch_eval_metrics", "save_", "enable_jit_checkpoint", "push_to_hub", "hub_"),
+            *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "ignore_data_skip"),
+            *(
+                "restore_callback_states_from_checkpoint",
+                "seed",
+                "data_seed",
+                "accelerator_config",
+                "accelerator_config.",
+            ),
+            *(
+                "dataloader_",
+                "remove_unused_columns",
+                "train_sampling_strategy",
+                "length_column_name",
+                "group_by_length",
+            ),
+            *("ddp_find_unused_parameters", "ddp_broadcast_buffers", "ddp_static_graph", "ddp_backend", "ddp_timeout"),
+            *("fsdp_config", "fsdp_config.", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params", "debug"),
+            *(
+                "skip_memory_metrics",
+                "do_train",
+                "do_eval",
+                "do_predict",
+                "resume_from_checkpoint",
+                "local_rank",
+                "deepspeed",
+            ),
+            *(
+                "model_",
+                "dataset_",
+                "tokenizer_",
+                "trust_remote_code",
+                "config_name",
+                "cache_dir",
+                "block_size",
+                "train_file",
+            ),
+            *(
+                "validation_",
+                "preprocessing_",
+                "token",
+                "use_fast_tokenizer",
+                "streaming",
+                "mp_parameters",
+                "jit_mode_eval",
+            ),
+        )
+    ),
+)
