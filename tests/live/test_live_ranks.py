@@ -601,3 +601,29 @@ def test_a_run_that_the_monitor_stops_has_the_figures_of_what_has_run(tmp_path: 
     (tmp_path / "stopped.py").write_text(STOPPED, encoding="utf-8")
     done = subprocess.run([sys.executable, "stopped.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["0 True"], done.stderr
+
+
+READS = (
+    SETUP
+    + """
+import sys
+sys.path.insert(0, "site-packages")
+import library
+library.read(torch.randn(3, device="cuda").sum())
+if rank == 2:
+    float(torch.randn(3, device="cuda").sum())
+"""
+)
+
+
+def test_a_warning_is_shown_once_for_all_ranks_and_names_the_scripts_line(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "library.py"
+    library.parent.mkdir()
+    library.write_text("def read(value):\n    return value.item()\n")
+    done = run(tmp_path, READS, "--world", "4", "-q", "--ranks", "all", "--ranks-output", "logs")
+    warnings = [line for line in done.stderr.splitlines() if "warning" in line]
+    first = READS.split("\n").index('library.read(torch.randn(3, device="cuda").sum())') + 1
+    what = "reads a tensor's value, which is not computed: it is assumed to be 1.0"
+    expected = [f"train.py:{first}: in library.py:2: {what}", f"train.py:{first + 2}: {what}"]
+    assert warnings == [f"triosim: warning: {one}" for one in expected]
+    assert f"warning: {expected[0]}" in (tmp_path / "logs" / "rank-3.log").read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ from triosim.tracer.recorder.compiled_code import CompiledLayer, GraphCall, Grap
 from triosim.tracer.recorder.endless_loops import MOST_TURNS, ValueReads
 from triosim.tracer.recorder.module_paths import ModulePaths
 from triosim.tracer.recorder.recorded_step import Listener, RecordedOperator, RecordedStep
-from triosim.tracer.recorder.script_lines import is_waited_for, script_line, script_place
+from triosim.tracer.recorder.script_lines import calling_place, is_waited_for, script_line, script_place
 from triosim.tracer.recorder.storages import AllocationContext, RecordedStorage, StorageTracker
 from triosim.tracer.recorder.tensor_forms import PlacedTensor
 from triosim.tracer.steps import optimizer_hooks
@@ -457,12 +457,14 @@ class Recorder:
             self.note(f"reads a tensor's value, which is not computed: it is assumed to be {value}{ending}")
 
     def note(self, what: str) -> None:
-        """Warn of what the running line of the script does differently than on a GPU, once for each line."""
-        file, number = script_place()
-        line = f"{Path(file).name}:{number}"
+        """Warn of what the running line does differently than on a GPU, once for each line, and name that of the script."""
+        line = script_line()
         if line not in self.notes:
             self.notes[line] = what
-            warnings.warn_explicit(f"{line}: {what}", CaptureWarning, file, number)
+            file, number = calling_place()
+            named = f"{Path(file).name}:{number}"
+            said = what if named == line else f"in {line}: {what}"
+            warnings.warn_explicit(f"{named}: {said}", CaptureWarning, file, number)
 
     def _mark(self, kind: Any, stream: str | None, number: int | None, source: str = "") -> None:
         if self._unrecorded or self.graph is not None:

@@ -43,6 +43,24 @@ def script_place() -> tuple[str, int]:
     return "?", 0
 
 
+def calling_place() -> tuple[str, int]:
+    """Return the file and line of the script itself, which may have called a library that called into PyTorch.
+
+    Of a program that is a library itself they are the library's.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*OURS, _TORCH, _PYTHON, "<")) and not _of_a_package(file):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return script_place()
+
+
+def _of_a_package(file: str) -> bool:
+    return any(f"{os.sep}{name}{os.sep}" in file for name in ("site-packages", "dist-packages"))
+
+
 def reading_frame() -> FrameType:
     """Return the frame that asked PyTorch for a value: the script's, a library's or one of PyTorch's own modules."""
     frame = sys._getframe(1)

@@ -75,9 +75,9 @@ class StepOver:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The script wrote to its standard output or standard error."""
+    """The script wrote to its standard output or standard error; or a note of ours, which is shown once for all ranks."""
 
-    stream: Literal["out", "err"]
+    stream: Literal["out", "err", "note"]
     text: bytes
 
 

@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import dataloader
 
-from triosim.errors import CaptureError, SimulationError, TriosimError
+from triosim.errors import CaptureError, CaptureWarning, SimulationError, TriosimError
 from triosim.live.items import At, Awaited, KeptTraces, Posted, Said
 from triosim.live.job import INTERRUPTED, LiveJob
 from triosim.live.script_process import clock, profiler
@@ -76,7 +77,7 @@ def run_rank(
     try:
         messages = _Messages(Path(folder), rank, feed, like, alike)
         with Patches() as patches:
-            patches.make([_exit(feed, steps, connection)])
+            patches.make([_exit(feed, steps, connection), _notes(feed)])
             status = _status_of(job, messages, feed, steps)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -166,6 +167,20 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
             if (why := stand_ins.missing(error)) is not None:
                 print(f"triosim: note: {why}", file=sys.stderr)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _notes(feed: TaskFeed) -> Patch:
+    """Return a patch by which our own warnings reach the terminal once for all ranks, and the script's as Python shows them."""
+    shown = warnings.showwarning
+
+    def showwarning(message: Any, category: type[Warning], *others: Any, **named: Any) -> None:
+        if issubclass(category, CaptureWarning):
+            sys.stderr.flush()
+            feed.say(Said("note", f"triosim: warning: {' '.join(str(message).split())}\n".encode()))
+        else:
+            shown(message, category, *others, **named)
+
+    return Patch(warnings, "showwarning", showwarning)
 
 
 def _profiled(device: FakeDevice, rank: int) -> ProfiledRank:
