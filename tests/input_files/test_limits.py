@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from triosim import cli
@@ -66,3 +69,22 @@ def test_a_batch_that_no_input_has_is_refused(tmp_path: Path, capsys: pytest.Cap
     path.write_text(json.dumps({**trace, "batch_size": 3}))
     assert cli.run(["show", str(path)]) == 2
     assert "batch_size: 3 samples are in no input: (4, 16)" in capsys.readouterr().err
+
+
+def test_a_small_file_of_models_does_not_fill_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "models.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("about.npy", bytes(100_000_000))
+    assert path.stat().st_size < 200_000
+    assert cli.run(["simulate", TRACE, "--models", str(path)]) == 2
+    assert f"bytes out of a file that small are {LIMIT} 32,000,000" in capsys.readouterr().err
+
+
+def test_an_array_that_claims_a_false_size_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)})
+    path = tmp_path / "models.npz"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr("about.npy", header.getvalue())
+    assert cli.run(["simulate", TRACE, "--models", str(path)]) == 2
+    assert "is not a file of fitted models" in capsys.readouterr().err

@@ -58,10 +58,15 @@ def _decompressed(data: bytes, where: str, error: type[TriosimError]) -> bytes:
             while piece := file.read(_PIECE):
                 found.append(piece)
                 size += len(piece)
-                (EXPANDED_BYTES if size > EXPANSION * source.tell() else FILE_BYTES).check(size, where, error)
+                check_expansion(size, source.tell(), where, error)
     except (OSError, EOFError, zlib.error) as failed:
         raise error(f"is a damaged gzip file ({failed})", where=where, fix="it may be truncated") from None
     return b"".join(found)
+
+
+def check_expansion(size: int, packed: int, where: str, error: type[TriosimError] = TriosimError) -> None:
+    """Raise ``error`` where ``packed`` bytes of a compressed file become more than the limits allow."""
+    (EXPANDED_BYTES if size > EXPANSION * packed else FILE_BYTES).check(size, where, error)
 
 
 def read_text(path: Path, error: type[TriosimError] = TraceError) -> str:

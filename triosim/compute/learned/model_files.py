@@ -10,7 +10,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +26,8 @@ import numpy.typing as npt
 from triosim.compute.learned.family_model import FamilyModel
 from triosim.compute.learned.kind_regression import KindRegression, OperatorKind
 from triosim.errors import TriosimError
+from triosim.input_files.pipes import seekable
+from triosim.input_files.reading import check_expansion
 from triosim.output_files import writing_bytes
 
 _FORMAT = "triosim fitted operator models 1"
@@ -32,6 +36,21 @@ ENVIRONMENT = "TRIOSIM_MODELS"
 #: A path that is chosen instead of the environment's, within a block of ``using``.
 _chosen: ContextVar[str | None] = ContextVar("models of the user", default=None)
 _WRITE_ONE = "write one: triosim calibrate compute"
+#: What reading a file raises that is none of ours, or damaged; a false size of an array takes all memory.
+_DAMAGED = (
+    *(
+        AttributeError,
+        EOFError,
+        KeyError,
+        ValueError,
+        TypeError,
+        IndexError,
+        NotImplementedError,
+        RuntimeError,
+        MemoryError,
+    ),
+    *(RecursionError, OverflowError, struct.error, zipfile.BadZipFile, zlib.error),
+)
 #: Files with the time of their last change and their size, so that a file that has changed is read again.
 _Files = tuple[tuple[str, int, int], ...]
 
@@ -66,8 +85,14 @@ def load(path: str | os.PathLike[str]) -> FittedModels:
     """Read what ``save`` wrote. Raises ``TriosimError`` that says what is wrong with the file."""
     name = os.fspath(path)
     try:
-        with np.load(name, allow_pickle=False) as file:
-            arrays: Mapping[str, npt.NDArray[Any]] = {name: file[name] for name in file.files}
+        with open(seekable(name), "rb") as content:
+            with zipfile.ZipFile(content) as packed:
+                check_expansion(
+                    sum(one.file_size for one in packed.infolist()), os.fstat(content.fileno()).st_size, name
+                )
+            content.seek(0)
+            with np.load(content, allow_pickle=False) as file:
+                arrays: Mapping[str, npt.NDArray[Any]] = {name: file[name] for name in file.files}
         about = json.loads(str(arrays["about"]))
         if about["format"] != _FORMAT:
             raise TriosimError(f"holds '{about['format']}'", where=name, fix=f"this version reads '{_FORMAT}'")
@@ -78,7 +103,7 @@ def load(path: str | os.PathLike[str]) -> FittedModels:
         return FittedModels(models, regressions)
     except OSError as error:
         raise TriosimError(f"cannot be read: {error.strerror or error}", where=name) from error
-    except (AttributeError, EOFError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise TriosimError("is not a file of fitted models", where=name, fix=_WRITE_ONE) from error
 
 
