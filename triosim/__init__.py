@@ -12,9 +12,11 @@ a network. What is wrong with an input raises TriosimError. Everything else in t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as typing has it, whose import is most of the time in which nothing handles Ctrl-C
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from triosim.comparison.strategies import Comparison as Comparison
     from triosim.comparison.strategies import compare as compare
     from triosim.configuration_search.answer.result import SearchResult as SearchResult

@@ -5,7 +5,11 @@ from __future__ import annotations
 import gc
 import sys
 from importlib import import_module
-from typing import NoReturn
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 #: Objects made before the garbage collector looks for cycles. A run makes many and hardly a cycle; looking every 700 objects,
 #: as Python does, costs a start of 0.7 s some 0.05 s.
@@ -17,10 +21,10 @@ def main() -> NoReturn:
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 20)
     try:
         status = import_module("triosim.cli").run()
-    except KeyboardInterrupt:  # while the command line itself was being imported
+        gc.freeze()  # nobody needs the memory of a run that is over: looking for its cycles takes up to 2 s
+    except KeyboardInterrupt:  # while the command line itself was being imported, or after its end
         print("triosim: interrupted", file=sys.stderr)
         status = 130
-    gc.freeze()  # nobody needs the memory of a run that is over: looking for its cycles takes up to 2 s
     sys.exit(status)
 
 
