@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.kills import COMMANDS, NEED_TORCH, faults_of_a_kill, prepare, seconds_of
 from tests.fuzz.kinds import KINDS
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 
 _ON_TRACE = "simulate trace.json -p ddp -n 2 -q"
 #: Each output of the command line.
@@ -90,22 +92,26 @@ def test_a_disk_that_fills_leaves_no_half_written_file(command: str, folder: Pat
         subprocess.run(["rm", "-r", name], cwd=folder, check=True)
 
 
-@pytest.mark.parametrize("number", range(20))
-def test_a_killed_process_leaves_whole_files_or_none(number: int, folder: Path) -> None:
-    draw = random.Random(number)
-    command = draw.choice([one for one in OUTPUTS if ".json" in one and "describe" not in one])
-    running = start(command, folder)
-    time.sleep(draw.uniform(0.1, 2.0))
-    running.send_signal(draw.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
-    _, errors = running.communicate()
-    assert b"Traceback" not in errors or running.returncode == -signal.SIGINT  # Python itself had not begun
-    target = folder / "out.json"
-    if target.exists():
-        json.loads(target.read_text())
-    assert start(f"{_ON_TRACE} -o out.json", folder).wait() == 0
-    json.loads(target.read_text())
-    assert not list(folder.glob(".out.json.*.part"))
-    target.unlink()
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_killed_process_leaves_whole_files_or_none(name: str, tmp_path: Path) -> None:
+    if name in NEED_TORCH:
+        pytest.importorskip("torch")
+    prepare(tmp_path)
+    seconds = seconds_of(COMMANDS[name], tmp_path)
+    for number in range(3):
+        assert not list(faults_of_a_kill(COMMANDS[name], tmp_path, seconds, random.Random(f"{name} {number}")))
+
+
+@pytest.mark.parametrize(
+    "command", ["simulate trace.json -q", "search gpt2 --gpu H100 --gpus 2 --global-batch-size 2", "gpus"]
+)
+def test_ctrl_c_at_the_start_shows_no_frame_of_ours(command: str, folder: Path) -> None:
+    for tenths in range(10):  # Python itself starts in the first
+        running = start(command, folder)
+        time.sleep(tenths * 0.01)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate()
+        assert f"{ROOT / 'triosim'}".encode() not in errors
 
 
 def test_two_processes_may_write_one_file(folder: Path) -> None:

@@ -251,3 +251,21 @@ def test_no_way_to_change_a_file_changes_it_and_the_script_finds_what_it_did(tmp
     done = run(tmp_path, WAYS, "-q")
     assert (done.stdout.splitlines(), done.returncode) == ([f"{one} True" for one in range(count)], 0), done.stderr
     assert states(tmp_path / "ways") == before
+
+
+SAVED_BY_ALL = """
+import torch
+for step in range(30):
+    torch.save({"step": step}, "one.pt")
+print("saved")
+"""
+
+
+def test_ranks_may_save_one_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SAVED_BY_ALL)
+    done = subprocess.run(
+        [sys.executable, "-m", "triosim", "run", "--world", "4", "--gpu", "H100", "--no-fold", "train.py"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "saved" in done.stdout, done.stderr
+    assert "Traceback" not in done.stderr

@@ -198,7 +198,7 @@ class FileOverlay:
 
 def _copy(source: str, target: str) -> None:
     """Copy a file, all of it or nothing, where the disk is full."""
-    unfinished = f"{target}.part"
+    unfinished = f"{target}.{os.getpid()}.{threading.get_ident()}.part"  # ranks may write one file
     try:
         shutil.copy(source, unfinished)
         os.replace(unfinished, target)

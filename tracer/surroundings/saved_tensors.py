@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copyreg
 import os
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -164,7 +165,7 @@ def _patches(recorder: Recorder, files: FileOverlay | None) -> Iterator[Patch]:
         if files is None:
             recorder.note("torch.save writes nothing: fake tensors have no data")
             return
-        unfinished = f"{os.fspath(f)}.part"
+        unfinished = f"{os.fspath(f)}.{os.getpid()}.{threading.get_ident()}.part"  # ranks may write one file
         try:
             with open(unfinished, "wb") as file:  # PyTorch would open it in C++
                 save(obj, file, *args, **kwargs)
