@@ -121,3 +121,19 @@ def test_the_best_point_of_a_search_is_written(tmp_path: Path, capsys: pytest.Ca
     assert cli.run(["search", model, *sizes, "-q", "--export", launch, "--for", "megatron", "--for", "accelerate"]) == 0
     assert sorted(path.name for path in (tmp_path / "launch").iterdir()) == ["accelerate.yaml", "megatron.sh"]
     assert "not in the files of megatron: stack: simulated was compiled, this is megatron" in capsys.readouterr().err
+
+
+def test_jobs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each by its file's name, with the speed-up over the first."""
+    job = '[activation_checkpoint]\nmode = "none"\n[training]\nseq_len = 64\nlocal_batch_size = 2\n'
+    (tmp_path / "a.toml").write_text(job)
+    (tmp_path / "b.toml").write_text(f"{job}[parallelism]\ntensor_parallel_degree = 2\n")
+    files = ("--like", str(tmp_path / "a.toml"), "--like", str(tmp_path / "b.toml"))
+    model = "llama3-8b(layers=2, hidden=256, heads=4, kv_heads=4, feed_forward=512, vocab=512)"
+    assert cli.run(["compare", model, *files, "--gpus", "4", "--format", "json", "-q"]) == 0
+    runs = {one["label"]: one for one in json.loads(capsys.readouterr().out)["runs"]}
+    assert {name: one["parallel"] for name, one in runs.items()} == {"a.toml": "fsdp", "b.toml": "fsdp,tp=2"}
+    assert {one["global_batch_size"] for one in runs.values()} == {8, 4}
+    assert runs["a.toml"]["speed_up"] == 1.0
+    faster = runs["b.toml"]["throughput_samples_per_s"] / runs["a.toml"]["throughput_samples_per_s"]
+    assert runs["b.toml"]["speed_up"] == pytest.approx(faster)

@@ -11,12 +11,13 @@ from typing import Any
 from triosim.cli import by_rules
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
-from triosim.cli.subject import TracePath, configured, named_reports, with_reports
-from triosim.config import COMMON, Option
+from triosim.cli.subject import ConfiguredRun, TracePath, configured, named_reports, with_reports
+from triosim.config import COMMON, Option, RunConfig
 from triosim.config.option import SYSTEM
 from triosim.errors import OptionError
 from triosim.reports.terminal.progress import Progress
 
+jobs = LaterModule("comparison.jobs")
 strategies = LaterModule("comparison.strategies")
 tables = LaterModule("reports.terminal.comparison_table")
 workload = LaterModule("chakra.workload")
@@ -31,7 +32,16 @@ GPUS = replace(COMMON["gpus"], help="The number of GPUs.")
 TOPOLOGIES = Option("topology", "object", metavar="NAME", short="-t", panel=SYSTEM, repeatable=True, help=
     f"{COMMON['topology'].help} With Chakra graphs also a folder with ASTRA-sim's files; repeatable, for each system.")
 # fmt: on
-OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, TOPOLOGIES, o.PLOT, o.REPORT, o.WRITE, o.FORMAT, o.QUIET, *by_rules.OPTIONS)
+LIKE = replace(
+    o.LIKE,
+    repeatable=True,
+    kind="object",
+    help="The launch file of a job, which is compared with others instead of strategies. Repeatable.",
+)
+OPTIONS = (
+    *(o.CONFIG, o.SAVE_CONFIG, LIKE, o.IGNORE_UNKNOWN, GPUS, TOPOLOGIES, o.PLOT, o.REPORT, o.WRITE, o.FORMAT, o.QUIET),
+    *by_rules.OPTIONS,
+)
 RUN = [option for option in o.of_run("compare") if option.name != TOPOLOGIES.name]
 
 
@@ -51,6 +61,9 @@ def command(trace: TracePath = None, **given: Any) -> None:
     The first GPU is slow, pipelines run 1F1B, and a GPU costs 2.50 an hour:
     [cyan]triosim compare trace.json -n 8 --slow-gpus 0=1.5 --schedule 1f1b --price 2.5[/]
 
+    The jobs of two launch files:
+    [cyan]triosim compare llama3-70b --like a.toml --like b.toml --gpus 64[/]
+
     Chakra graphs on two systems, on the engine and by ASTRA-sim's rules:
     [cyan]triosim compare graphs/ -t dgx-h100 -t astra/ --rules astra-sim[/]
     """
@@ -66,18 +79,18 @@ def command(trace: TracePath = None, **given: Any) -> None:
         )
     if given["rules"] is not None:
         raise OptionError("has no effect without Chakra graphs", where="--rules", fix="leave it out")
-    run = configured("compare", trace, {**given, "topology": next(iter(systems), None)}, OPTIONS)
-    if run.config.gpus is None:
+    given = {**given, "topology": next(iter(systems), None)}
+    paths = given["like"] or []
+    runs = [configured("compare", trace, {**given, "like": path}, OPTIONS) for path in paths or [None]]
+    if not paths and runs[0].config.gpus is None:
         raise OptionError("Missing option '--gpus' / '-n'", fix="see 'triosim compare --help'")
+    if len(paths) > 1 and given["save_config"] is not None:
+        raise OptionError("several jobs have no options in common", where="--save-config", fix="leave it out")
     named = [(report, given[option]) for option, report in _REPORTS.items() if given[option] is not None]
-    run, written = with_reports(run, [*named_reports(given["write"]), *named], subject="comparison")
+    run, written = with_reports(runs[0], [*named_reports(given["write"]), *named], subject="comparison")
     with Progress(shown=not given["quiet"]) as progress:
-        comparison = strategies.compare_config(
-            run.subject,
-            run.config.gpus,
-            run.config,
-            started=lambda strategy: progress.labelled(strategy.label),
-            progress=progress,
+        comparison = _compared(
+            run, dict(zip(paths, [run.config, *(one.config for one in runs[1:])], strict=False)), progress
         )
     for report in written:
         report.write(comparison)
@@ -88,9 +101,22 @@ def command(trace: TracePath = None, **given: Any) -> None:
         show_on_terminal(tables.render(comparison))
 
 
+def _compared(run: ConfiguredRun, launch_files: Mapping[str, RunConfig], progress: Progress) -> Any:
+    """Return the comparison of all strategies, or of the jobs of launch files."""
+    if launch_files:
+        return jobs.compare_jobs(run.subject, launch_files, progress.labelled, progress)
+    return strategies.compare_config(
+        run.subject,
+        run.config.gpus,
+        run.config,
+        started=lambda strategy: progress.labelled(strategy.label),
+        progress=progress,
+    )
+
+
 def _compare_graphs(prefix: str, systems: list[str], given: Mapping[str, Any]) -> None:
     """Compare graphs on several systems."""
-    for name in ("plot", "report", "write", "save_config", "gpus"):
+    for name in ("plot", "report", "write", "save_config", "like", "gpus"):
         if given[name]:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError("has no effect on Chakra graphs", where=flag, fix="leave it out")

@@ -31,6 +31,8 @@ from triosim.results.values import mean_of_ranks
 from triosim.simulation import simulate_config
 
 SCHEMA = "triosim-comparison/1"
+#: What strategies are compared with.
+ONE_GPU = "one GPU"
 
 #: The sizes of the inner dimension (tensor or pipeline) of the combinations that are tried.
 INNER = (2, 4, 8)
@@ -40,17 +42,19 @@ INNER = (2, 4, 8)
 class Strategy:
     """A strategy: how the step is parallelised (``--parallel``), and the options of ``simulate`` that belong to it.
 
-    The ``label`` is what to type after ``-p``, and in short what else: ``pp=8 M=32`` is ``-p pp=8 --micro-batches 32``.
+    The ``label`` is what to type after ``-p``, and in short what else: ``pp=8 M=32`` is ``-p pp=8 --micro-batches 32``; or the
+    ``name`` of the job that is compared.
     """
 
     parallel: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
     @property
     def label(self) -> str:
         """The strategy in a word or two."""
         shown = [f"M={value}" if name == "micro_batches" else str(value) for name, value in self.options.items()]
-        return " ".join([self.parallel, *shown])
+        return self.name or " ".join([self.parallel, *shown])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,17 @@ class StrategyResult:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Reportable):
-    """The results of all strategies, the fastest first, and those that cannot run at the end; ``trace`` is their subject."""
+    """The results of all strategies, the fastest first, and those that cannot run at the end; ``trace`` is their subject.
+
+    Speed-ups are those over the ``baseline``.
+    """
 
     subject = "comparison"
     title: str
     gpus: int
     runs: tuple[StrategyResult, ...]
     trace: str = "TRACE"
+    baseline: str = ONE_GPU
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON holds it; what cannot run has a reason and no figures."""

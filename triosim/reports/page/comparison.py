@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triosim.comparison.strategies import Comparison, StrategyResult
+from triosim.comparison.strategies import ONE_GPU, Comparison, StrategyResult
 from triosim.output_files import PathLike
 from triosim.reports.page.document import Document, Section, bars, chart, check_page, listed, table, text
 from triosim.reports.terminal.comparison_table import columns, command_of_best, legend, notes, reasons, rows
@@ -40,15 +40,18 @@ class ComparisonPage(Report):
             sections.append(Section("notes", "Notes", listed(said)))
         ran = [run for run in comparison.runs if run.result is not None]
         rates = bars("rate-bars", ["samples a second"], {run.label: [run.throughput] for run in ran}, unit="")
-        Document(comparison.title, _sentence(ran), sections, {"bars": [_steps(ran), rates]}).write(path)
+        Document(comparison.title, _sentence(ran, comparison.baseline), sections, {"bars": [_steps(ran), rates]}).write(
+            path
+        )
 
 
-def _sentence(ran: list[StrategyResult]) -> str:
+def _sentence(ran: list[StrategyResult], baseline: str) -> str:
     best, last = ran[0], ran[-1]
     assert best.result is not None
-    gain = "" if best.speed_up is None else f", {best.speed_up:.2f} times those of one GPU"
+    gain = "" if best.speed_up is None else f", {best.speed_up:.2f} times those of {baseline}"
+    compared = "strategies" if baseline == ONE_GPU else "jobs"
     return (
-        f"Of {len(ran)} strategies, {best.label} trains most samples a second: {format_rate(best.throughput)}{gain}, "
+        f"Of {len(ran)} {compared}, {best.label} trains most samples a second: {format_rate(best.throughput)}{gain}, "
         f"in steps of {format_time(best.result.step_time_s)}; {last.label} trains fewest, {format_rate(last.throughput)}."
     )
 

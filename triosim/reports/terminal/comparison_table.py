@@ -1,4 +1,4 @@
-"""Strategies of a comparison as a table (the reports ``comparison-text`` and ``comparison-html``), and what makes a step fit."""
+"""A comparison as a table (the reports ``comparison-text`` and ``comparison-html``), and what makes a step fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triosim.comparison.remedies import Remedy
-from triosim.comparison.strategies import Comparison
+from triosim.comparison.strategies import ONE_GPU, Comparison
 from triosim.reports.files.html import HtmlReport, html_table
 from triosim.reports.terminal.result_tables import per_million
 from triosim.reports.terminal.tables import percent, plain_text, table
@@ -71,7 +71,7 @@ def columns(comparison: Comparison) -> list[str]:
     """Return the heads of the columns."""
     step = ["median", "5%", "95%"] if _is_drawn(comparison) else ["step", "comp.", "exp.", "wait", "idle"]
     return [
-        "strategy",
+        "strategy" if comparison.baseline == ONE_GPU else "job",
         "batch",
         *step,
         "GiB",
@@ -134,9 +134,12 @@ def legend(comparison: Comparison) -> str:
     said = "comp., exp., wait, idle: compute, exposed communication, waiting for partners, and idle time, mean over the GPUs"
     if _is_drawn(comparison):
         said = "median, 5%, 95%: quantiles of the step time over all draws"
-    said += "; GiB: tensors of the GPU that holds most; gain: speed-up over one GPU"
+    said += "; GiB: tensors of the GPU that holds most; gain: speed-up over "
+    said += comparison.baseline
     if _is_priced(comparison):
         said += "; cost: of a million tokens (or samples)"
+    if comparison.baseline != ONE_GPU:
+        return said
     return f"{said}; strategy: what -p takes{''.join(_typed(comparison))}"
 
 
