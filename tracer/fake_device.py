@@ -190,7 +190,8 @@ class FakeDevice:
         inlined = self.recorder.inlined
         batch_size = observed.batch_size or inlined.batch_size
         if batch_size is None:
-            raise CaptureError("no module was called with a tensor in this step", fix="give the batch size")
+            self.recorder.note("no module was called with a tensor in this step: it is taken for one sample")
+            batch_size = 1
         model = observed.model_name or inlined.name or "unknown"
         trace = trace_of(
             step, self.recorder.storages, batch_size=batch_size, model=model, gpu=self.gpu.name, software=_software()

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 #: What PyTorch raises for an operator that it cannot run on tensors without contents.
+_NESTED = ("nested tensors are not captured without a GPU", "pad them, or capture on a GPU")
+_SPARSE = ("sparse tensors of a GPU are not captured without one", "use dense ones, or capture on a GPU")
 _UNKNOWN_WITHOUT_A_GPU = ("UnsupportedOperatorException", "DynamicOutputShapeException", "DataDependentOutputException")
 _OURS = str(Path(__file__).resolve().parent) + os.sep
 
@@ -184,23 +186,29 @@ def _capture_error(path: str | os.PathLike[str], error: Exception) -> CaptureErr
     where = f"{os.fspath(path)}: line {_line(path, error)}"
     if isinstance(error, CaptureError):
         return CaptureError(error.what, where=error.where or where, fix=error.fix)
-    found = _device_error(error)
+    found = device_error(error)
     return None if found is None else CaptureError(found[0], where=where, fix=found[1])
 
 
-def _device_error(error: Exception) -> tuple[str, str] | None:
+def device_error(error: BaseException) -> tuple[str, str] | None:
     """Return what is wrong and what to do, where PyTorch raised the error because of the device."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(error, (RuntimeError, AssertionError)):
         return None
     if type(error).__name__ in _UNKNOWN_WITHOUT_A_GPU and (operator := getattr(error, "func", None)) is not None:
         name = getattr(getattr(operator, "_schema", None), "name", operator)
+        if "nested_tensor" in name:
+            return _NESTED
+        if "sparse" in name or name == "aten::_to_copy":  # it copies every other tensor
+            return _SPARSE
         return (
             f"without a GPU the shape of what {name} returns is not known",
             "tell PyTorch with torch.library.register_fake, or capture on a GPU",
         )
     if "shape_env must not be None" in str(error):  # PyTorch's nested tensors count on symbols for their lengths
-        return "nested tensors are not captured without a GPU", "pad them, or capture on a GPU"
+        return _NESTED
+    if re.search("SparseTensorImpl|strided, got torch.sparse", str(error)):
+        return _SPARSE
     if re.search("CUDA|NVIDIA|support for cuda", str(error)) and not torch.cuda.is_available():
         return (
             "the script asks for a GPU, and there is none here",
@@ -229,10 +237,10 @@ def show_error(error: BaseException, ours: tuple[str, ...] = ()) -> None:
     traceback.print_exception(error)
 
 
-def _forget_frames(error: BaseException | None, ours: tuple[str, ...], known: set[BaseException]) -> None:
-    if error is None or error in known:
+def _forget_frames(error: BaseException | None, ours: tuple[str, ...], known: set[int]) -> None:
+    if error is None or id(error) in known:  # PyTorch's are not all hashable
         return
-    known.add(error)
+    known.add(id(error))
     kept = [entry for entry in _entries(error) if not entry.tb_frame.f_code.co_filename.startswith(ours)]
     linked: types.TracebackType | None = None
     for entry in reversed(kept):

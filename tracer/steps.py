@@ -7,7 +7,7 @@ A step ends when the optimizer that was called first returns from ``step()``. Wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +16,8 @@ from triosim.tracer.pytorch_version import required
 
 if TYPE_CHECKING:
     import torch
+
+_DEEPEST = 4  #: Objects in objects that are searched for a batch.
 
 
 class Observer(Protocol):
@@ -243,11 +245,22 @@ def _removed_on_leaving(*handles: Any) -> ExitStack:
 
 
 def _samples(arguments: Any) -> int:
-    """Return the first dimension of the first tensor in a call's arguments, 0 where there is none."""
-    from torch import Tensor
+    """Return the first dimension of the first tensor in a call's arguments, also inside of objects, 0 where there is none."""
     from torch.utils._pytree import tree_leaves
 
-    for leaf in tree_leaves(arguments):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return int(leaf.shape[0])
-    return 0
+    leaves = tree_leaves(arguments)
+    return next(_first_dimensions(leaves, 0), 0) or next(_first_dimensions(leaves, _DEEPEST), 0)
+
+
+def _first_dimensions(values: Iterable[Any], depth: int) -> Iterator[int]:
+    """Yield the first dimensions of tensors among values, and of those inside of them: a batch may be an object."""
+    from torch import Tensor
+    from torch.nn import Module
+
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.dim() > 0:
+                yield int(value.shape[0])
+        elif depth and not isinstance(value, (str, type, Module)):
+            inside = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+            yield from _first_dimensions(list(inside.values()), depth - 1)

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 from triosim.errors import CaptureError  # noqa: E402
-from triosim.tracer.fake_device import FakeDevice  # noqa: E402
+from triosim.tracer.fake_device import FakeDevice, fake_capture  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
 LARGE = 1024  # a weight of so many rows and columns is fake on the host too
@@ -100,6 +100,31 @@ def test_values_are_read_in_inference_mode(device: FakeDevice) -> None:
     names = {operator.name for operator in device.recorder.step.operators}
     assert "aten::addmm" in names
     assert "aten::linear" not in names
+
+
+class Batch:
+    """A batch as an object: neither a tensor nor a container."""
+
+    def __init__(self, data: Any) -> None:
+        self.parts = {"nodes": data}
+
+
+class OfObjects(nn.Linear):
+    """A model that is called with an object, or with nothing."""
+
+    def forward(self, batch: Any = None) -> Any:  # type: ignore[override]
+        return super().forward(self.weight if batch is None else batch.parts["nodes"])
+
+
+@pytest.mark.parametrize(("batch", "samples"), [(12, 12), (None, 1)])
+def test_the_batch_of_a_step_may_be_an_object_or_nothing(batch: int | None, samples: int) -> None:
+    with fake_capture("H100-SXM") as captured:
+        model = OfObjects(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            model(*([] if batch is None else [Batch(torch.ones(batch, 8, device="cuda"))])).sum().backward()
+            optimizer.step()
+    assert captured.trace.batch_size == samples
 
 
 def test_operators_with_a_decomposition_in_python_run_in_inference_mode(device: FakeDevice) -> None:

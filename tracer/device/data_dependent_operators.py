@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.contents import assumed_contents, assumed_values, storage_contents
 from triosim.tracer.contents.known_contents import KnownContents, flat
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
 aten = torch.ops.aten
+_FACTORIZATIONS = (
+    *(aten.linalg_cholesky_ex.default, aten.linalg_inv_ex.default, aten.linalg_lu_factor_ex.default),
+    *(aten.linalg_ldl_factor_ex.default, aten._linalg_solve_ex.default),
+)
 
 
 def install(patches: Patches, mode: DeviceMode) -> None:
@@ -27,7 +31,7 @@ def install(patches: Patches, mode: DeviceMode) -> None:
     _install_ctc_loss(patches, mode)
     rules = _Rules(mode.recorder, mode.contents)
     found = {function: rules.known_or(function, rule) for function, rule in rules.by_operator().items()}
-    mode.add_shape_rules(found)
+    mode.add_shape_rules({**found, **_factorizations()})
     # Tensors among the numbers of torch.tensor(...) are read below the dispatch modes.
     patches.register_kernels({"_local_scalar_dense": found[aten._local_scalar_dense.default]}, keys=("CUDA",))
 
@@ -110,22 +114,43 @@ class _Rules:
         return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
 
     def _masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
-        self._assume("all True")
         shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
-        return tensor.new_empty((math.prod(shape),))
+        repeated = math.prod(shape) // max(mask.numel(), 1)
+        return tensor.new_empty((repeated * len(self._selected(mask, tensor)[0]),))
 
     def _index(self, tensor: torch.Tensor, indices: list[Any]) -> Any:
-        """A mask selects all elements: it is replaced by as many indices as it has."""
+        """A mask is replaced by the indices of the elements that it selects."""
         if not any(_is_mask(one) for one in indices):
             return NotImplemented
-        self._assume("all True")
         numbers: list[Any] = []
         for one in indices:
-            if _is_mask(one):
-                numbers += [tensor.new_empty((one.numel(),), dtype=torch.int64) for _ in range(one.dim())]
-            else:
-                numbers.append(one)
+            numbers += self._selected(one, tensor) if _is_mask(one) else [one]
         return aten.index.Tensor(tensor, numbers)
+
+    def _selected(self, mask: torch.Tensor, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the indices that a mask selects, by dimension: those that are known, else as many as are assumed to be."""
+        known = storage_contents.of(mask)
+        if known is not None:
+            if on_device(mask):
+                self._recorder.value_read(known=True)
+            with torch._C._DisableTorchDispatch():
+                found = torch.atleast_1d(known).nonzero().unbind(1)
+            return [_fake(one, tensor) for one in found]
+        number = self._number_of_true(mask)
+        return [tensor.new_empty((number,), dtype=torch.int64) for _ in range(max(mask.dim(), 1))]
+
+    def _number_of_true(self, mask: torch.Tensor) -> int:
+        """The number of a mask's elements that are true: all of them where nothing else is known or assumed."""
+        assumed = assumed_contents.contents(mask)
+        if assumed is not None and assumed_contents.is_assumed(mask):
+            with torch._C._DisableTorchDispatch():
+                number = int(assumed.count_nonzero())
+            self._assume(f"{number} of {mask.numel()} True")
+            return number
+        is_known = assumed_values.is_known(mask)
+        number = mask.numel() if not is_known or assumed_values.value(mask) else 0
+        self._recorder.value_read("all True", known=is_known)
+        return number
 
     def _bincount(self, numbers: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
         """As many bins as are asked for at least."""
@@ -171,6 +196,22 @@ class _Rules:
             for is_wanted, shape in zip(wanted, shapes, strict=True)
         ]
         return values, *others
+
+
+def _factorizations() -> dict[Any, Callable[..., Any]]:
+    """Return rules by which factorizations succeed: the last result, the error code of each matrix, is 0."""
+
+    def rule_of(operator: Any) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = operator(*args, **kwargs)
+            with torch._C._DisableTorchDispatch():
+                succeeded = torch.zeros(result[-1].size(), dtype=result[-1].dtype, device="cpu")
+            storage_contents.write(result[-1], succeeded)
+            return result
+
+        return run
+
+    return {operator: rule_of(operator) for operator in _FACTORIZATIONS}
 
 
 def _fake(real: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -246,7 +246,7 @@ def _result(outcome: LiveOutcome, command: str, config: RunConfig) -> Result | N
         _say_interrupted(outcome)
     if outcome.streams is None or outcome.record is None:
         if outcome.steps and outcome.status in (0, INTERRUPTED):
-            print("triosim: note: the steps differ too much for tables of one of them", file=sys.stderr)
+            print("triosim: note: no tables: the steps did nothing on the GPU, or differ too much", file=sys.stderr)
         return None
     planned = plan(price(read(outcome.streams, config), config), config)
     result = collect(Execution(outcome.record.recording, outcome.record.network, ()), planned, config)

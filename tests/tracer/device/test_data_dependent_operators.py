@@ -51,6 +51,34 @@ def test_what_is_taken_for_granted_is_said_and_what_is_known_is_not(device: Fake
     assert len(device.notes) == 2
 
 
+def test_a_mask_that_is_known_selects_as_many_elements_as_it_has(device: FakeDevice) -> None:
+    data, mask = torch.randn(8, 4, device="cuda"), torch.arange(8).cuda() < 3
+    assert data[mask].shape == (3, 4)
+    assert data.log_softmax(1)[~mask].shape == (5, 4)
+    assert data[2:5, torch.tensor([True, False, True, True])].shape == (3, 3)
+    assert data.masked_select(mask[:, None]).shape == (12,)
+    large = torch.zeros(1000, 1000, dtype=torch.bool, device="cuda")
+    assert torch.randn(1000, 1000, device="cuda")[large].shape == (0,)
+    assert device.notes == []
+
+
+@pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
+def test_a_mask_that_is_assumed_selects_as_many_elements_as_its_sum(device: FakeDevice) -> None:
+    labels = torch.arange(8).cuda() % 4
+    right = torch.randn(8, 4, device="cuda").argmax(1) == labels
+    assert len(labels[right]) == right.sum().item() == 2
+    unknown = torch.randn(8, device="cuda") > 0
+    assert len(labels[unknown]) == 8
+
+
+def test_factorizations_succeed(device: FakeDevice) -> None:
+    data = torch.randn(2, 8, 8, device="cuda")
+    for name in ("cholesky_ex", "inv_ex", "lu_factor_ex", "ldl_factor_ex"):
+        assert not getattr(torch.linalg, name)(data @ data.mT).info.any()
+    assert torch.linalg.solve_ex(data, data).info.tolist() == [0, 0]
+    assert device.notes == []
+
+
 def test_nothing_says_how_many_bins_there_are(device: FakeDevice) -> None:
     with pytest.raises(RuntimeError, match="bincount"):
         torch.bincount(torch.randn(8, 4, device="cuda").argmax(1))
