@@ -28,7 +28,7 @@ from triosim.configuration_search.spaces.declaration import of_texts, space_of
 from triosim.configuration_search.spaces.rules import validity_of
 from triosim.configuration_search.spaces.space import Space
 from triosim.configuration_search.spaces.subject import subject_of
-from triosim.configuration_search.workers import Task, processes
+from triosim.configuration_search.workers import Evaluate, processes
 
 #: How many points that follow each other in a search are timed at each of some places of the space.
 _IN_A_ROW = 24
@@ -145,21 +145,20 @@ def _time_points(name: str, space: Space, count: int) -> None:
     ordered = weighing_order(space, valid)
     firsts = sorted(chance.sample(range(0, len(ordered) - _IN_A_ROW, _IN_A_ROW), max(1, count // _IN_A_ROW)))
     in_order = [point for first in firsts for point in ordered[first : first + _IN_A_ROW]]
-    weigh, simulate = Weigh(space), Simulate(space)
-    _seconds(simulate, in_order[:1])  # loads what is needed
-    planned = [one for one, outcome in _seconds(weigh, in_order) if not outcome.reason.startswith(IMPLIED)]
-    _print_times(name, "memory and bound, of points that are planned", planned)
-    _print_times(name, "simulate, in the order of a search", [one for one, _ in _seconds(simulate, in_order)])
     shuffled = chance.sample(valid, min(count, len(valid)))
-    _print_times(name, "simulate, in random order", [one for one, _ in _seconds(simulate, shuffled)])
+    with processes(Weigh(space), Simulate(space)) as (weigh, simulate):
+        _seconds(simulate, in_order[:1])  # loads what is needed
+        planned = [one for one, outcome in _seconds(weigh, in_order) if not outcome.reason.startswith(IMPLIED)]
+        _print_times(name, "memory and bound, of points that are planned", planned)
+        _print_times(name, "simulate, in the order of a search", [one for one, _ in _seconds(simulate, in_order)])
+        _print_times(name, "simulate, in random order", [one for one, _ in _seconds(simulate, shuffled)])
 
 
-def _seconds(task: Task[Point], points: Iterable[Point]) -> list[tuple[float, Outcome]]:
-    found = []
-    for point in points:
-        began = time.process_time()
-        outcome = task(point)
+def _seconds(evaluate: Evaluate[Point], points: Iterable[Point]) -> list[tuple[float, Outcome]]:
+    found, began = list[tuple[float, Outcome]](), time.process_time()
+    for _, outcome in evaluate(points):
         found.append((time.process_time() - began, outcome))
+        began = time.process_time()
     return found
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 
 
 class without_collecting(ContextDecorator):  # noqa: N801  # read as a statement, like ``contextlib.suppress``
@@ -21,4 +22,26 @@ class without_collecting(ContextDecorator):  # noqa: N801  # read as a statement
 
     def __exit__(self, *_: object) -> None:
         if self._were_collecting.pop():
+            gc.enable()
+
+
+@contextmanager
+def collecting_what_is_new() -> Iterator[Callable[[], None]]:
+    """Pause garbage collection, and give what collects the garbage of what was made since it was last called.
+
+    What is not garbage then is not gone over again until the end: a search keeps what its points share.
+    """
+
+    def collect() -> None:
+        gc.collect(0)
+        gc.freeze()
+
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield collect
+    finally:
+        gc.unfreeze()
+        if was_enabled:
             gc.enable()

@@ -50,6 +50,8 @@ _TENSOR_AXIS = "tp"
 
 #: Stages of this process: points of a search that differ in schedule or data parallelism share them.
 _STAGES = Kept[tuple[Stage, ...]](8)
+#: The dataflow of programs, which is the same in however many stages.
+_FLOWS = Kept[Dataflow](2)
 #: Optimizers of pipeline ranks, which many points share that differ in their micro-batches.
 _OPTIMIZERS = Kept[tuple[tuple[Block, ...], ...]](128)
 #: What pipeline ranks exchange before the update, by the blocks of all.
@@ -191,6 +193,9 @@ class Pipeline:
 
     @cached_property
     def _flow(self) -> Dataflow:
+        return _FLOWS.get(BlocksSource((), (self._whole.forward, self._whole.backward)), self._find_flow)
+
+    def _find_flow(self) -> Dataflow:
         # What is computed again in the backward pass makes nothing new, though its operators are forward ones.
         again = (op for block in self._whole.backward for op in block.operators if op.phase == "backward")
         return Dataflow((*(op for block in self._whole.forward for op in block.operators), *again))
@@ -358,6 +363,9 @@ class _TransferWriter:
         items = (item for block in blocks for item in block.items)
         self._issued = {item.key for item in items if isinstance(item, Communicate) and item.key is not None}
         for index, block in enumerate(blocks):
+            if 0 < index < len(blocks) - 1 and self._passes(block):
+                yield block
+                continue
             written: list[BlockItem] = []
             if index == 0:
                 written += [ReceiveFromStage(one.source, one.key) for one in self._received]
@@ -366,6 +374,14 @@ class _TransferWriter:
             if index == len(blocks) - 1:
                 written += self._arrivals(None)
             yield block.of(tuple(written))
+
+    def _passes(self, block: Block) -> bool:
+        """Whether a block stays as it is: it is of operators alone, and none of them sends or waits."""
+        if len(block.operators) < len(block.items) or not self._sent.keys().isdisjoint(block.operator_ids):
+            return False
+        due = (one for one in self._received if one.key not in self._awaited)
+        is_first = any(operator.recomputed for operator in block.operators)
+        return not any(is_first or not one.before or one.before & block.operator_ids for one in due)
 
     def _item(self, item: BlockItem) -> Iterator[BlockItem]:
         """Yield an item, after what it has to wait for."""

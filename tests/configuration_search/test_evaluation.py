@@ -15,7 +15,7 @@ from triosim.extrapolators.core import kept_programs
 from triosim.extrapolators.core import plan as planning
 from triosim.extrapolators.core.kept_programs import Kept, KeptPrograms
 from triosim.extrapolators.pipeline import pp
-from triosim.memory.liveness import rank_lifetimes
+from triosim.memory.liveness import micro_batch_lifetimes, rank_lifetimes
 from triosim.pipeline.planning import plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import read
@@ -43,7 +43,9 @@ def test_what_points_share_changes_none_of_them(monkeypatch: pytest.MonkeyPatch,
     shared = Weigh(run)
     found = [shared(point) for point in drawn]
     monkeypatch.setattr(planning, "KEPT", KeptPrograms(most=0))
-    kept = ((kept_programs, "_OPTIMIZERS"), (pp, "_STAGES"), (pp, "_OPTIMIZERS"), (rank_lifetimes, "_LIFETIMES"))
+    kept: list[tuple[Any, str]] = [(kept_programs, "_OPTIMIZERS"), (rank_lifetimes, "_LIFETIMES")]
+    kept += [(pp, name) for name in ("_STAGES", "_OPTIMIZERS", "_FLOWS", "_EXCHANGES")]
+    kept += [(micro_batch_lifetimes, name) for name in ("_KNOWN", "_MODULE_INPUTS")]
     for where, name in kept:
         monkeypatch.setattr(where, name, Kept[Any](0))
     for point, together in zip(drawn, found, strict=True):

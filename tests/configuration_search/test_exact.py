@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -10,6 +11,8 @@ from itertools import product
 import pytest
 
 from tests.search_spaces import GPT, LLAMA, MIXTURE, space
+from triosim.configuration_search.answer.report import as_dict, as_json, likelihood_of_first
+from triosim.configuration_search.answer.terminal import render
 from triosim.configuration_search.evaluation import Simulate, Weigh
 from triosim.configuration_search.exact import Search, Searched, Tell
 from triosim.configuration_search.objectives import Objectives
@@ -19,6 +22,7 @@ from triosim.configuration_search.spaces.rules import validity_of
 from triosim.configuration_search.spaces.space import Space
 from triosim.configuration_search.workers import processes
 from triosim.errors import OptionError
+from triosim.reports.terminal.tables import plain_text
 
 
 def searched(run: Space, objective: str = "step-time", within: float = 0.0, top: int = 1) -> Searched:
@@ -172,6 +176,35 @@ def test_an_interrupted_search_has_a_gap_and_proves_nothing() -> None:
     assert found.gap == pytest.approx((4.0 - 3.0) / 4.0)
     assert (found.left, found.excluded_by_bound) == (2, 0)
     assert not found.is_complete
+
+
+def test_a_search_that_ends_before_its_first_simulation_says_what_would_come_first() -> None:
+    found = hand_made({1: (1.0, -1.0), 2: (0.5, -1.0), 4: (3.5, 3.6)})
+    assert (found.interrupted, found.best, found.left) == (True, None, 3)
+    assert found.next is not None
+    assert Point.read(found.next.key).get("tp") == 2
+    assert "which would be ddp=4,tp=2: its step takes 500 ms or more" in " ".join(
+        plain_text(render(found), width=80).split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [("step-time", "faster"), ("cost", "cheaper"), ("p90-step-time", "faster"), ("memory-headroom", None)],
+)
+def test_the_first_point_is_likely_to_be_better_by_what_is_asked_for(objective: str, said: str | None) -> None:
+    found = hand_made({1: (1.0, 4.0), 2: (2.0, 3.0)}, objective=objective)
+    likelihood = likelihood_of_first(found)
+    assert (likelihood and likelihood.better) == said
+    assert likelihood is None or likelihood.chance == 1.0  # what is measured is certain
+
+
+def test_a_neighbour_that_does_not_reach_what_is_asked_for_is_no_number_of_times_as_good() -> None:
+    """Eight samples in 4 s reach two a second, in 8 s they do not: JSON has no infinite numbers."""
+    found = hand_made({1: (4.0, 4.0), 2: (4.5, 8.0)}, objective="fewest-gpus=0.2")
+    (neighbour,) = as_dict(found)["neighbours"]
+    assert (neighbour["value"], neighbour["change"], neighbour["objective"]) == (2, 1.0, None)
+    assert json.loads(as_json(found))["best"]["settings"] == {"tp": 1}
 
 
 def test_a_screen_chooses_what_is_simulated() -> None:

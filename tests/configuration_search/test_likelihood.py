@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from triosim.configuration_search.answer.likelihood import chance, chance_of_being_faster
+from triosim.configuration_search.answer.likelihood import chance, chance_of_being_better
 from triosim.configuration_search.outcome import Figures
 
 #: A mean absolute deviation of 8%: a standard deviation of 10%, times sqrt(pi / 2) = 1.2533.
@@ -38,5 +38,5 @@ def test_measured_times_are_certain() -> None:
 def test_doubts_are_parts_of_their_own_steps() -> None:
     first = Figures(1.0, 8, 4.0, 0.7, 0.1, 0.2, 0.0, doubts=(("network", 0.1),))
     second = Figures(2.0, 8, 2.0, 0.7, 0.1, 0.2, 0.0, doubts=(("network", 0.2),))
-    assert chance_of_being_faster(first, second) == chance(2.0, {"network": 0.1}, {"network": 0.1})
-    assert chance_of_being_faster(second, first) == pytest.approx(1.0 - chance_of_being_faster(first, second))
+    assert chance_of_being_better(first, second, 2.0) == chance(2.0, {"network": 0.1}, {"network": 0.1})
+    assert chance_of_being_better(second, first, 0.5) == pytest.approx(1.0 - chance_of_being_better(first, second, 2.0))

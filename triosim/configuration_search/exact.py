@@ -66,6 +66,12 @@ class Searched:
         return self.ranked[0] if self.ranked else None
 
     @property
+    def next(self) -> Outcome | None:
+        """The point that would be simulated next: of those that were weighed, the one with the lowest bounds."""
+        waiting = [one for one in self.outcomes.values() if one.state == "excluded"]
+        return min(waiting, key=lambda one: (self.objectives.bounds(one), one.key), default=None)
+
+    @property
     def is_complete(self) -> bool:
         """Whether every point was weighed, and every one that may be among the best was simulated."""
         return not self.left

@@ -21,7 +21,8 @@ Scores = tuple[float, ...]
 class _Kind:
     """A kind of objective; ``value`` is None where it cannot be said, for the reason that ``unknown`` gives.
 
-    One with a ``target`` is written ``NAME=NUMBER``, and ``target`` says what of.
+    One with a ``target`` is written ``NAME=NUMBER``, and ``target`` says what of. ``better`` says what a point is that is
+    better by it, where scores grow as steps take longer.
     """
 
     title: str
@@ -29,6 +30,7 @@ class _Kind:
     is_larger_better: bool = False
     target: str = ""
     unknown: tuple[str, str] = ("", "")
+    better: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class Objective:
     def is_larger_better(self) -> bool:
         """Whether more of it is better."""
         return KINDS[self.name].is_larger_better
+
+    @property
+    def better(self) -> str | None:
+        """What a point is that is better by it: faster, cheaper; None where that does not follow from the step's time."""
+        return KINDS[self.name].better
 
     def value(self, figures: Figures, memory: Memory | None) -> float | None:
         """Return a point's value, in the unit of the title; None where it is not known."""
@@ -173,28 +180,34 @@ _NO_PRICE = (
 
 #: The kinds of objectives by name.
 KINDS: Mapping[str, _Kind] = {
-    "step-time": _Kind("step time, s", lambda figures, *_: figures.step_time_s),
+    "step-time": _Kind("step time, s", lambda figures, *_: figures.step_time_s, better="faster"),
     "p90-step-time": _Kind(
         "step time, upper end of the 90% interval, s",
         lambda figures, *_: figures.interval[1] if figures.interval else figures.step_time_s,
+        better="faster",
     ),
     "tokens-per-second": _Kind(
         "tokens/s",
         lambda figures, *_: figures.tokens_per_s,
         is_larger_better=True,
         unknown=("a sample of this model has no tokens", "give --tokens-per-sample, or choose step-time"),
+        better="faster",
     ),
-    "cost": _Kind("cost of a million tokens", lambda figures, *_: _cost_of(figures, 1e6), unknown=_NO_PRICE),
+    "cost": _Kind(
+        "cost of a million tokens", lambda figures, *_: _cost_of(figures, 1e6), unknown=_NO_PRICE, better="cheaper"
+    ),
     "run-cost": _Kind(
         "cost of the run",
         lambda figures, _, tokens: _cost_of(figures, tokens),
         target="the tokens of the run",
         unknown=_NO_PRICE,
+        better="cheaper",
     ),
     "energy": _Kind(
         "energy of a token, J",
         lambda figures, *_: _energy(figures),
         unknown=("the power of these GPUs is not known", "give --gpu with one that 'triosim gpus' shows with its TDP"),
+        better="more economical",
     ),
     "memory-headroom": _Kind(
         "memory headroom, bytes",

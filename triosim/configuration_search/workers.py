@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from triosim.capture.child_processes import ChildProcess, end
 from triosim.configuration_search.outcome import Outcome
 from triosim.errors import SimulationError, TriosimError
+from triosim.garbage_collector import collecting_what_is_new
 
 One = TypeVar("One")
 Task = Callable[[One], Outcome]
@@ -58,8 +59,10 @@ def processes(*tasks: Task[One], jobs: int = 1) -> Iterator[Sequence[Evaluate[On
 def _alone(
     task: Task[One], points: Iterable[One], *, shared: Callable[[One], Hashable] | None = None
 ) -> Iterator[tuple[One, Outcome]]:
-    for point in points:
-        yield point, task(point)
+    with collecting_what_is_new() as collect:
+        for point in points:
+            yield point, task(point)
+            collect()
 
 
 def _together(
@@ -147,11 +150,12 @@ def _started(tasks: Sequence[Task[One]], jobs: int) -> Iterator[list[_Worker[One
 def _work(connection: Connection, tasks: Sequence[Task[Any]]) -> None:
     """Answer each point with its outcome, or with the error that ends the search, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError, OSError):
+    with suppress(EOFError, OSError), collecting_what_is_new() as collect:
         while True:
             task, points = connection.recv()
             for point in points:
                 connection.send(_answer(tasks[task], point))
+                collect()
 
 
 def _answer(task: Task[Any], point: Any) -> object:

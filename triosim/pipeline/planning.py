@@ -20,6 +20,7 @@ from triosim.config.offload import Offload
 from triosim.config.run_config import option_named
 from triosim.errors import OptionError, TraceError, nearest
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
+from triosim.extrapolators.core.kept_programs import Kept
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.plan import plan as extrapolate
 from triosim.garbage_collector import without_collecting
@@ -35,6 +36,9 @@ from triosim.pipeline.reading import with_batch
 from triosim.pipeline.system import NetworkFactory, System, network_factory, network_notes, system_of
 from triosim.trace import Operator
 from triosim.trace.task_streams import TaskStreams
+
+#: By trace: runs of one process have few.
+_MEMORY_BOUND = Kept[float](16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     gpu, streams = catalogue.get(subject.trace.gpu), subject.streams
     waiting = None if streams is None else streams.memory_bound
     if waiting is None:
-        waiting = memory_bound(subject.trace.operators)
+        waiting = _MEMORY_BOUND.get(subject.trace, lambda: memory_bound(subject.trace.operators))
     together = streams is not None and streams.measured_together
     contention = Contention(system.conditions.interference, gpu, system.topology, waiting, measured_together=together)
     return PlannedRun(priced, planned, system, network, new_network, heterogeneity, contention, memory, tuple(notes))

@@ -19,10 +19,13 @@ CORRELATION = 0.4
 _DEVIATION = math.sqrt(math.pi / 2)
 
 
-def chance_of_being_faster(first: Figures, second: Figures) -> float:
-    """Return how likely the first step takes less time than the second."""
+def chance_of_being_better(first: Figures, second: Figures, ratio: float) -> float:
+    """Return how likely the first step is better than the second, whose score is said to be ``ratio`` times as high.
+
+    Scores are as uncertain as the steps' times, which they are in proportion to.
+    """
     return chance(
-        second.step_time_s / first.step_time_s,
+        ratio,
         {source: error / first.step_time_s for source, error in first.doubts},
         {source: error / second.step_time_s for source, error in second.doubts},
     )

@@ -9,9 +9,9 @@ from triosim.configuration_search.answer.report import (
     SHOWN,
     Neighbour,
     certificate,
-    chance_of_first,
     command_of,
     held_back_by,
+    likelihood_of_first,
     neighbours_of_best,
 )
 from triosim.configuration_search.exact import Searched
@@ -109,7 +109,7 @@ def _cost(one: Neighbour) -> str:
 
 
 def _proved(found: Searched) -> list[str]:
-    chance = chance_of_first(found)
-    likely = [] if chance is None else [f"The first is faster than the second with a likelihood of {chance:.0%}."]
+    likelihood = likelihood_of_first(found)
+    likely = [] if likelihood is None else [f"The likelihood {likelihood}."]
     invalid = [f"{count:,} points are invalid by the rule '{rule}'." for rule, count in found.validity.invalid.items()]
     return [f"Certificate: {certificate(found)}.", *likely, *invalid]

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triosim.configuration_search.answer.likelihood import chance_of_being_faster
+from triosim.configuration_search.answer.likelihood import chance_of_being_better
 from triosim.configuration_search.exact import Searched
+from triosim.configuration_search.objectives import Objective
 from triosim.configuration_search.outcome import Figures, Outcome
 from triosim.configuration_search.point import Point, Value
 from triosim.configuration_search.spaces.rules import broken_rule, rules_without
@@ -67,12 +68,15 @@ def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
 
 
 def _more(found: Searched, figures: Figures, outcome: Outcome) -> float | None:
-    """Return by which share a point with these figures has more of the first objective than the best; None if not known."""
+    """Return by which share a point with these figures has more of the first objective than the best.
+
+    None where that is not known, or the point does not reach what is asked for.
+    """
     objective, best = found.objectives.all[0], found.best
     assert best is not None
     assert best.figures is not None
     value, of_best = objective.value(figures, outcome.memory), objective.value(best.figures, best.memory)
-    return value / of_best - 1.0 if value is not None and of_best else None
+    return value / of_best - 1.0 if value is not None and math.isfinite(value) and of_best else None
 
 
 def reason_of(outcome: Outcome, margin: float) -> str:
@@ -110,18 +114,41 @@ def certificate(found: Searched) -> str:
     return f"{said} (by the simulator, with a memory margin of {margin:.1%})"
 
 
-def chance_of_first(found: Searched) -> float | None:
-    """Return how likely the first point is faster than the second, by the doubts about both; None without a second."""
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """How likely the first point is ``better`` (faster, cheaper) than the second."""
+
+    chance: float
+    better: str
+
+    def __str__(self) -> str:
+        return f"that the first is {self.better} than the second: {self.chance:.0%}"
+
+
+def likelihood_of_first(found: Searched) -> Likelihood | None:
+    """Return how likely the first point is better than the second by the first objective, given the doubts about both.
+
+    None without a second, or where that does not follow from the steps' times.
+    """
+    objective = found.objectives.all[0]
+    return None if objective.better is None else _likelihood(found, objective)
+
+
+def _likelihood(found: Searched, objective: Objective) -> Likelihood | None:
     if len(found.ranked) < 2:
         return None
-    first, second = found.ranked[0].figures, found.ranked[1].figures
+    if objective.name == "p90-step-time":  # which holds the doubts already
+        objective = Objective("step-time")
+    (first, own), (second, other) = ((one.figures, one.memory) for one in found.ranked[:2])
     assert first is not None
     assert second is not None
-    return chance_of_being_faster(first, second)
+    ratio = objective.score(second, other) / objective.score(first, own)
+    return Likelihood(chance_of_being_better(first, second, ratio), objective.better or "")
 
 
 def as_dict(found: Searched) -> dict[str, Any]:
     """Return the answer as JSON holds it."""
+    faster, better = _likelihood(found, Objective("step-time")), likelihood_of_first(found)
     return {
         "schema": SCHEMA,
         "subject": found.space.subject.name,
@@ -138,7 +165,8 @@ def as_dict(found: Searched) -> dict[str, Any]:
         "simulated": found.count("simulated"),
         "gap": found.gap,
         "certificate": certificate(found),
-        "chance_first_is_faster": chance_of_first(found),
+        "chance_first_is_faster": None if faster is None else faster.chance,
+        "chance_first_is_better": None if better is None else better.chance,
         "best": None if found.best is None else row(found, found.best),
         "top": [row(found, outcome) for outcome in found.ranked[:SHOWN]],
         "neighbours": [asdict(one) for one in neighbours_of_best(found)],

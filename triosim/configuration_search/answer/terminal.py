@@ -12,9 +12,9 @@ from triosim.configuration_search.answer.report import (
     SHOWN,
     Neighbour,
     certificate,
-    chance_of_first,
     command_of,
     held_back_by,
+    likelihood_of_first,
     neighbours_of_best,
     reason_of,
 )
@@ -54,8 +54,8 @@ def _facts(found: Searched) -> Iterator[tuple[str, str]]:
     if found.gap is not None:
         yield "gap", percent(found.gap)
     yield "certificate", certificate(found)
-    if (chance := chance_of_first(found)) is not None:
-        yield "likelihood", f"that the first is faster than the second: {chance:.0%}"
+    if (likelihood := likelihood_of_first(found)) is not None:
+        yield "likelihood", str(likelihood)
 
 
 def _best_table(found: Searched) -> RenderableType:
@@ -148,9 +148,17 @@ def _least_memory(found: Searched) -> str | None:
     return f"{found.space.summary(Point.read(least.key))} {reason_of(least, found.space.memory_margin)}"
 
 
+def _at_least(found: Searched, outcome: Outcome) -> str:
+    """Return a point that was weighed, and what its step takes at least."""
+    summary, bound = found.space.summary(Point.read(outcome.key)), outcome.at_bound
+    return summary if bound is None else f"{summary}: its step takes {format_time(bound.step_time_s)} or more"
+
+
 def _notes(found: Searched) -> Iterator[str]:
     if found.interrupted:
         yield "the search was interrupted: there may be better points"
+        if found.best is None and (first := found.next) is not None:
+            yield f"all points are weighed before the first is simulated, which would be {_at_least(found, first)}"
     elif found.screened:
         yield "the points that were simulated are the best on another network: there may be better ones"
     elif found.best is None and found.count("simulated"):

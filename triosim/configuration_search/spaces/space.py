@@ -120,7 +120,7 @@ class Space:
         if point.get("micro_batch_size") is not None:
             parts.append(f"micro-batch {layout.micro_batch_size}")
         if point.get("micro_batches") is not None:
-            parts.append(f"{layout.micro_batches} micro-batches")
+            parts.append(f"{layout.micro_batches} micro-batch{'es' * (layout.micro_batches != 1)}")
         if layout.pp > 1:
             schedule = self.schedule(point, layout)
             several = f" x{layout.virtual_stages}" if layout.virtual_stages > 1 else ""

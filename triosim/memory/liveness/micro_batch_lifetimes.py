@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
+from triosim.extrapolators.core.kept_programs import Kept
 from triosim.extrapolators.core.memory import LoadActivations, StoreActivations
 from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, SendToStage, TransferKey
 from triosim.extrapolators.core.shape_differences import ShapeDifferences
@@ -121,12 +121,21 @@ class ProgramStorages:
 
 def _module_inputs(program: Program) -> dict[int, frozenset[int]]:
     """Return what ``kept_for_modules`` does of a program's passes, found once for all programs that share them."""
-    passes = tuple(stage.forward for stage in program.stages), tuple(stage.backward for stage in program.stages)
-    found: dict[int, frozenset[int]] = _MODULE_INPUTS.get(
-        BlocksSource((), (*passes[0], *passes[1])),
-        lambda: kept_for_modules(one for rows in passes for row in rows for block in row for one in block.operators),
-    )
-    return found
+    forward = [stage.forward for stage in program.stages]
+    rows = [*forward, *(stage.backward for stage in reversed(program.stages))]
+    operators = tuple([one for row in rows for block in row for one in block.operators])
+    return _MODULE_INPUTS.get(_Operators(operators), lambda: kept_for_modules(operators))
+
+
+@dataclass(frozen=True, slots=True)
+class _Operators:
+    """Operators in the order in which they run, however they are divided into stages."""
+
+    all: tuple[Operator, ...]
+
+    def __hash__(self) -> int:
+        some = self.all[:1] + self.all[-1:] + self.all[len(self.all) // 2 :][:1]
+        return hash((len(self.all), *((one.id, one.seconds) for one in some)))
 
 
 def _kept_for_loss(program: Program, trace: Trace) -> dict[int, frozenset[int]]:
