@@ -15,7 +15,7 @@ from triosim.extrapolators.core import kept_programs
 from triosim.extrapolators.core import plan as planning
 from triosim.extrapolators.core.kept_programs import Kept, KeptPrograms
 from triosim.extrapolators.pipeline import pp
-from triosim.memory.liveness import micro_batch_lifetimes, rank_lifetimes
+from triosim.memory.liveness import micro_batch_lifetimes, module_inputs, rank_lifetimes
 from triosim.pipeline.planning import plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import read
@@ -45,7 +45,7 @@ def test_what_points_share_changes_none_of_them(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(planning, "KEPT", KeptPrograms(most=0))
     kept: list[tuple[Any, str]] = [(kept_programs, "_OPTIMIZERS"), (rank_lifetimes, "_LIFETIMES")]
     kept += [(pp, name) for name in ("_STAGES", "_OPTIMIZERS", "_FLOWS", "_EXCHANGES")]
-    kept += [(micro_batch_lifetimes, name) for name in ("_KNOWN", "_MODULE_INPUTS")]
+    kept += [(micro_batch_lifetimes, "_KNOWN"), (module_inputs, "_KEPT")]
     for where, name in kept:
         monkeypatch.setattr(where, name, Kept[Any](0))
     for point, together in zip(drawn, found, strict=True):

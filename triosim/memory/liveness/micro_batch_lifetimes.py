@@ -23,7 +23,7 @@ from triosim.extrapolators.core.shape_differences import ShapeDifferences
 from triosim.memory.liveness.away import AwayTensors
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, PERSISTENT, whole_blocks
 from triosim.memory.liveness.logits import kept_for_loss
-from triosim.memory.liveness.module_inputs import kept_for_modules
+from triosim.memory.liveness.module_inputs import module_inputs
 from triosim.operators.features import base_name
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
 
@@ -97,7 +97,7 @@ class ProgramStorages:
         #: What lives longer than its readers, by the operator until which it does.
         self.kept_until = {**program.kept_until, **_kept_for_loss(program, trace)}
         #: The inputs of modules, which live until these return, by their last operator.
-        self.module_inputs = {} if trace.storages else _module_inputs(program)
+        self.module_inputs = {} if trace.storages else module_inputs(program)
         #: Whether an input that was gathered is one tensor for all of a module, as where DTensor gathers it ahead.
         self.gathered_ahead = program.stack is None or program.stack.tensor_parallelism == "dtensor"
         made = frozenset[int]().union(*(block.tensors.made for block in blocks))
@@ -117,25 +117,6 @@ class ProgramStorages:
         self.part = None if differences is None else DifferingStorages(program, trace, differences)
         #: Whether what the step finds is the same in the other programs.
         self.held_alike = differences is not None and not any(map(self.persistent.__getitem__, differences.storages))
-
-
-def _module_inputs(program: Program) -> dict[int, frozenset[int]]:
-    """Return what ``kept_for_modules`` does of a program's passes, found once for all programs that share them."""
-    forward = [stage.forward for stage in program.stages]
-    rows = [*forward, *(stage.backward for stage in reversed(program.stages))]
-    operators = tuple([one for row in rows for block in row for one in block.operators])
-    return _MODULE_INPUTS.get(_Operators(operators), lambda: kept_for_modules(operators))
-
-
-@dataclass(frozen=True, slots=True)
-class _Operators:
-    """Operators in the order in which they run, however they are divided into stages."""
-
-    all: tuple[Operator, ...]
-
-    def __hash__(self) -> int:
-        some = self.all[:1] + self.all[-1:] + self.all[len(self.all) // 2 :][:1]
-        return hash((len(self.all), *((one.id, one.seconds) for one in some)))
 
 
 def _kept_for_loss(program: Program, trace: Trace) -> dict[int, frozenset[int]]:
@@ -164,7 +145,6 @@ class _Storages:
 
 #: Those of the programs that were used last.
 _KNOWN = Kept[object](16)
-_MODULE_INPUTS = Kept[dict[int, frozenset[int]]](16)
 
 
 class DifferingStorages(ProgramStorages):

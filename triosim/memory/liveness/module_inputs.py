@@ -14,9 +14,34 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 
+from triosim.extrapolators.core.kept_programs import Kept
+from triosim.extrapolators.core.program import Program
 from triosim.models.compilation import NAME as COMPILED
 from triosim.trace import Operator
 from triosim.trace.numbered_modules import numbered_module_of
+
+
+def module_inputs(program: Program) -> dict[int, frozenset[int]]:
+    """Return what ``kept_for_modules`` does of a program's passes, found once for all programs that share them."""
+    forward = [stage.forward for stage in program.stages]
+    rows = [*forward, *(stage.backward for stage in reversed(program.stages))]
+    operators = tuple([one for row in rows for block in row for one in block.operators])
+    return _KEPT.get(_Operators(operators), lambda: kept_for_modules(operators))
+
+
+@dataclass(frozen=True, slots=True)
+class _Operators:
+    """Operators in the order in which they run, however they are divided into stages."""
+
+    all: tuple[Operator, ...]
+
+    def __hash__(self) -> int:
+        some = self.all[:1] + self.all[-1:] + self.all[len(self.all) // 2 :][:1]
+        return hash((len(self.all), *((one.id, one.seconds) for one in some)))
+
+
+#: Those of the programs that were used last.
+_KEPT = Kept[dict[int, frozenset[int]]](16)
 
 
 def kept_for_modules(operators: Iterable[Operator]) -> dict[int, frozenset[int]]:
