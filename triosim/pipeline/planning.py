@@ -81,7 +81,7 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
         memory = memory_of_run(planned, subject.trace, fail_on_oom=config.fail_on_oom)
     if config.offload != "none":
         check_tiers(Offload.of(config.offload, training=config.training), memory, system.topology)
-    said = () if subject.streams is None else subject.streams.notes
+    said = subject.trace.notes if subject.streams is None else subject.streams.notes
     notes = [*said, *system.notes, *unread(config, planned.declared, described=subject.described), *memory.notes]
     if is_auto(new_network.algorithm) and config.collective_form == "pipelined":
         notes.extend(calibration_notes(network, planned.world))

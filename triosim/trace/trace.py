@@ -215,7 +215,8 @@ class Trace:
 
     ``times`` says where the times come from ("measured", or which model predicted them); ``step_seconds`` is the step's
     time as measured without the profiler, where that is known. ``marks`` order the streams, by position; ``storages`` are the
-    device memory that the step found, took and gave back, by birth, empty where that was not captured.
+    device memory that the step found, took and gave back, by birth, empty where that was not captured. ``notes`` are what a
+    user should know of how it was read.
     """
 
     operators: tuple[Operator, ...]
@@ -228,6 +229,7 @@ class Trace:
     source: str = ""
     marks: tuple[Mark, ...] = ()
     storages: tuple[Storage, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Trace of {self.model}: {len(self.operators):,} operators on {self.gpu}, times {self.times}>"

@@ -77,6 +77,7 @@ class Profile:
     modules: dict[str, Spans] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
     waits: list[Span] = field(default_factory=list)  # calls by which the host waits, or lets a stream wait
+    lost: list[float] = field(default_factory=list)  # moments of launches whose kernels are not there
     memory: list[MemoryEvent] = field(default_factory=list)
     gpu: str = "unknown"
     software: dict[str, str] = field(default_factory=dict)
@@ -122,6 +123,7 @@ def read(path: Path) -> Profile:
     profile = Profile()
     modules: dict[str, list[Span]] = {}
     launches: dict[object, tuple[str, float, float]] = {}
+    kernels: dict[object, float] = {}  # moments of those that launch kernels
     work: list[dict[str, Any]] = []
     for order, event in enumerate(events):
         if not isinstance(event, dict):
@@ -141,6 +143,8 @@ def read(path: Path) -> Profile:
             modules.setdefault(module.thread, []).append(module)
         elif category in _LAUNCHES:
             launches[event["args"].get("correlation")] = (str(event["tid"]), *_moments(event))
+            if "LaunchKernel" in str(event.get("name")):
+                kernels[event["args"].get("correlation")] = float(event["ts"])
             if _WAITS.search(str(event.get("name"))):
                 profile.waits.append(_span(event, order))
         elif category in _WORK:
@@ -152,6 +156,8 @@ def read(path: Path) -> Profile:
         times = *_moments(event), thread, launched, external, returned
         profile.work.append(Work(str(event["name"]), *times, stream or 0, arguments))
     _check_kernels(work, profile.work, path)
+    ran = {event.get("args", {}).get("correlation") for event in work}
+    profile.lost = sorted(moment for correlation, moment in kernels.items() if correlation not in ran)
     profile.memory.sort(key=lambda one: one.moment)
     profile.work.sort(key=lambda one: (one.start, one.end))
     profile.modules = {thread: Spans(spans) for thread, spans in modules.items()}

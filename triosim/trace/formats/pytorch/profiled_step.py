@@ -71,6 +71,7 @@ class ProfiledStep:
             call for call in _outermost(nodes, spans) if window is None or window.start <= call.span.start <= window.end
         ]
         self._stated = _stated_categories(nodes)
+        self.left_out = 0.0  # seconds of communication with other ranks
         self._annotations = _by_thread([span for span in profile.calls if not span.name.startswith("aten::")])
         self._work, self._orphans = self._launched_by(window)
 
@@ -210,6 +211,9 @@ class ProfiledStep:
             if thread is None and work.external in by_external:  # no launch in the file, but the call
                 moment, thread = by_external[work.external].start, by_external[work.external].thread
             if window is not None and not window.start <= (moment or work.start) <= window.end:
+                continue
+            if _NCCL in work.name.lower() and world_of(self.profile) > 1:
+                self.left_out += (work.end - work.start) / MICROSECONDS
                 continue
             around = threads[thread].at(moment) if thread in threads else []
             if around:
@@ -373,6 +377,12 @@ def _times(calls: list[_Call], work: dict[int, list[Work]]) -> list[tuple[float,
             until = max(until, row.end)
         found[index] = (seconds / MICROSECONDS, busy / MICROSECONDS)
     return found
+
+
+def world_of(profile: Profile) -> int:
+    """Return how many ranks there are, of one of which the profile is."""
+    world = profile.distributed.get("world_size")
+    return world if isinstance(world, int) else 1
 
 
 def join(profile: Profile, nodes: list[ExecutionTraceNode], where: str) -> dict[int, Span]:

@@ -8,7 +8,7 @@ trace. In a profile without work of a GPU, calls on the host are timed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,13 +26,17 @@ from triosim.trace.formats.pytorch import (
 from triosim.trace.formats.pytorch.execution_trace import ExecutionTraceNode
 from triosim.trace.formats.pytorch.kineto import Profile
 from triosim.trace.formats.pytorch.light_profiles import with_light_times
-from triosim.trace.formats.pytorch.profiled_step import ProfiledStep, join
+from triosim.trace.formats.pytorch.partial_steps import check_step
+from triosim.trace.formats.pytorch.profiled_step import ProfiledStep, join, world_of
 from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Trace
+from triosim.units import format_time
 
 NAME = "pytorch"
 #: The prefix of the profiler files of further steps, which the times are taken from.
 LIGHT_PROFILE_PREFIX = "light"
+
+_INFERRED = "the profile has no execution trace: its tensors, and with them its memory, are inferred from shapes"
 
 Parsed = TypeVar("Parsed")
 
@@ -110,6 +114,9 @@ def _trace(
     step = ProfiledStep(timed, nodes, str(path))
     step.hints.batch_size = batch_size
     found = step.operators()
+    notes = tuple(_notes_of_rank(step))
+    if "tensors" in timed.software:
+        notes += (*check_step(step, found, str(path)), _INFERRED)
     if not found:
         raise TraceError("the trace has no operators", where=str(path), fix="capture at least one step")
     batch = tensor_categories.batch_size(found, step.hints)
@@ -130,7 +137,19 @@ def _trace(
         software=timed.software,
         source=str(path),
         storages=memory_events.storages(full, moments, operators, step.hints.annotated),
+        notes=notes,
     )
+
+
+def _notes_of_rank(step: ProfiledStep) -> Iterator[str]:
+    """Yield what to know of the profile of one of several ranks."""
+    world, rank = world_of(step.profile), step.profile.distributed.get("rank")
+    if world > 1:
+        left_out = f"its communication ({format_time(step.left_out)}) is left out; " if step.left_out else ""
+        yield (
+            f"the profile is of rank {rank} of {world}, as one GPU: {left_out}a folder with the profiles of all ranks is "
+            "simulated as their step"
+        )
 
 
 def _files(path: Path) -> tuple[list[Path], list[Path]]:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from triosim.errors import TraceError
 from triosim.trace.autograd import ACCUMULATE_GRAD, ENGINE_PREFIX
 from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, DTYPES, USER_SCOPE, ExecutionTraceNode
+from triosim.trace.formats.pytorch.inferred_updates import InferredUpdates
 from triosim.trace.formats.pytorch.kineto import Profile, Span
 from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, OPTIMIZER_STEP, last_step
 from triosim.trace.formats.unclassified import RawTensor
@@ -98,6 +99,8 @@ class _InferredTensors:
         self._nodes = found
         self._count = 0
         self._stated: list[ExecutionTraceNode] = []
+        self._names: dict[int, str] = {}  # of parameters, by their numbers
+        self._gradients: dict[int, RawTensor] = {}  # by the numbers of their parameters
 
     def given_to(self, calls: list[ExecutionTraceNode]) -> list[ExecutionTraceNode]:
         """Return all nodes, with the tensors of these calls, the outermost."""
@@ -115,12 +118,20 @@ class _InferredTensors:
         ]
         self._chain([node for node in forward if node.number < last], parameters, min(differentiated, default=0))
         self._chain_back(backward)
+        optimizer = [node for node in calls if node.number in updates]
+        self._updates(parameters.values()).give(optimizer, self._new)
         for node in calls:
-            if node.number in updates or (node.scope != BACKWARD_SCOPE and node.number > last):
+            if node.number not in updates and node.scope != BACKWARD_SCOPE and node.number > last:
                 self._give_new(node, node.scalars)
         for node in self._nodes:
             node.scalars = []
         return [*self._stated, *self._nodes]
+
+    def _updates(self, parameters: Iterable[RawTensor]) -> InferredUpdates:
+        def state(parameter: RawTensor, dtype: str) -> RawTensor:
+            return self._state("optimizer_state", self._names[parameter.number], self._new(parameter.shape, dtype))
+
+        return InferredUpdates(parameters, self._gradients, state)
 
     def _optimizes(self, node: ExecutionTraceNode) -> bool:
         while node.parent >= 0:
@@ -146,8 +157,10 @@ class _InferredTensors:
             for argument, row in enumerate(source.scalars):
                 if row == [accumulated] and (source.number, argument) not in found:
                     name = f"{source.name.rpartition('::')[2]}_{source.number}.{argument}"
-                    found[source.number, argument] = self._state("parameter", name, self._new(*accumulated))
+                    parameter = self._state("parameter", name, self._new(*accumulated))
                     gradient = self._state("gradient", name, self._new(*accumulated))
+                    found[source.number, argument] = parameter
+                    self._names[parameter.number], self._gradients[parameter.number] = name, gradient
                     maker.returned.append([gradient])
                     node.arguments = [[gradient]]
                     break

@@ -56,7 +56,8 @@ def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
     readers = {rank: _RankReader(rank, by_rank[rank], families, source) for rank in known}
     traces = {rank: reader.trace() for rank, reader in readers.items()}
     like = tuple(known[max(0, bisect.bisect_right(known, rank) - 1)] for rank in range(world))
-    found = samples({rank: reader.batch() for rank, reader in readers.items()}, like)
+    batches = {rank: reader.batch() for rank, reader in readers.items()}
+    found = samples(batches, like)
     traces = {rank: replace(trace, batch_size=found.by_rank.get(rank, 1)) for rank, trace in traces.items()}
     complete = len(known) == world
     return TaskStreams(
@@ -66,6 +67,7 @@ def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
         source=str(source),
         global_batch_size=found.total,
         complete=complete,
+        notes=tuple(dict.fromkeys(note for one in batches.values() for note in one.notes)),
         measured_together=True,
     )
 

@@ -21,6 +21,7 @@ from triosim.trace.formats import tensor_categories
 from triosim.trace.formats.pytorch import profiler_only
 from triosim.trace.formats.pytorch.kineto import Profile, Work
 from triosim.trace.formats.pytorch.nccl_kernels import Part
+from triosim.trace.formats.pytorch.partial_steps import check_step
 from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
 
 #: Words in descriptions of process groups, as PyTorch's device meshes, Megatron-LM and triosim write them.
@@ -33,11 +34,13 @@ _REDUCTIONS = ("all_reduce", "reduce_scatter")
 class RankBatch:
     """The samples of one input of a rank, how often each operator that is differentiated ran, and who works on them too.
 
-    ``samples`` is 0 where they are not known. ``peers`` are ranks that messages go to or come from.
+    ``samples`` is 0 where they are not known; ``notes`` are of what its step has not. ``peers`` are ranks that messages go to
+    or come from.
     """
 
     samples: int
     runs: Mapping[str, int]
+    notes: tuple[str, ...] = ()
     together: list[tuple[int, ...]] = field(default_factory=list)
     peers: set[int] = field(default_factory=set)
 
@@ -45,12 +48,14 @@ class RankBatch:
 def rank_batch(profile: Profile, parts: Iterable[tuple[Work, Part]], where: str) -> RankBatch:
     """Return that of a rank. ``parts`` are what its kernels of NCCL carry, with the kernels."""
     samples, runs = 0, Counter[str]()
+    notes: tuple[str, ...] = ()
     if any("Input Dims" in span.arguments for span in profile.calls):
         step = ProfiledStep(profile, profiler_only.nodes(profile, where), where)
         operators = step.operators()
+        notes = tuple(check_step(step, operators, where))
         samples = tensor_categories.batch_size(operators, step.hints) or 0
         runs = forward_runs(step)
-    found = RankBatch(samples, runs)
+    found = RankBatch(samples, runs, notes)
     forward = _ForwardPasses(profile)
     descriptions = _descriptions(profile)
     for work, part in parts:

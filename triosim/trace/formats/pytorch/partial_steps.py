@@ -1,0 +1,82 @@
+"""Finds profiles that hold a part of a step: without the forward pass of what is differentiated, or without kernels.
+
+A profiler that is started or stopped within a step, or stopped before the GPU is through, leaves such files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from triosim.errors import TraceError
+from triosim.trace.autograd import ACCUMULATE_GRAD
+from triosim.trace.formats.pytorch.kineto import Profile
+from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
+from triosim.trace.formats.unclassified import UnclassifiedOperator
+
+#: The part of the launches that may have no kernel, and of the backward pass's time that may differentiate nothing: sums of
+#: gradients, and copies by hooks.
+_LOST, _UNKNOWN = 0.1, 0.25
+_FIX = "profile whole steps, from before the forward pass to behind the optimizer's step"
+
+
+def check_step(step: ProfiledStep, found: Sequence[UnclassifiedOperator], where: str) -> Iterator[str]:
+    """Yield notes of what a step has not. Raises ``TraceError`` where it is a part of one whose figures would mean nothing."""
+    _check_kernels(step.profile, where)
+    if not found:
+        return
+    forward = [one for one in found if one.phase == "forward" and (one.inputs or one.outputs)]
+    backward = [one for one in found if one.phase == "backward"]
+    if not forward:
+        raise TraceError("has no forward pass", where=where, fix=_FIX)
+    unknown = _without_forward(step)
+    if unknown > _UNKNOWN:
+        what = f"does not have the forward pass of {unknown:.0%} of its backward pass"
+        raise TraceError(what, where=where, fix=_FIX)
+    optimizes = any(one.phase == "optimizer" for one in found)
+    if not backward and any(node.sequence >= 0 for call in step.calls for node in call.node.walk()):
+        yield "the profile has no backward pass: its step is taken for inference" + (
+            ", although there is an optimizer" if optimizes else ""
+        )
+    if backward and not optimizes:
+        yield "the profile has no optimizer's step: none is in the step"
+    yield from _several(step.profile)
+
+
+def _without_forward(step: ProfiledStep) -> float:
+    """Return the part of the backward pass's time that differentiates no call of the step's forward pass."""
+    forward: set[int] = set()
+    backward: list[tuple[float, set[int]]] = []
+    for call in step.calls:
+        operator = step.by_call.get(call.node.number)
+        if operator is None:
+            continue
+        found = {node.sequence for node in call.node.walk() if node.sequence >= 0}
+        if operator.phase == "forward":
+            forward |= found
+        elif operator.phase == "backward" and not call.node.name.endswith(ACCUMULATE_GRAD):
+            backward.append((operator.seconds, found))
+    seconds = sum(one for one, _ in backward)
+    return sum(one for one, found in backward if not found & forward) / seconds if seconds else 0.0
+
+
+def _check_kernels(profile: Profile, where: str) -> None:
+    step = last_step(profile)
+    begin, end = (step.start, step.end) if step is not None else (float("-inf"), float("inf"))
+    lost = sum(begin <= moment <= end for moment in profile.lost)
+    ran = sum(begin <= one.launched <= end for one in profile.work if one.thread is not None)
+    if lost > _LOST * (lost + ran):
+        what = f"has no kernels of {lost} of {lost + ran} launches: it ended before the GPU was through"
+        raise TraceError(what, where=where, fix="call torch.cuda.synchronize() before the profiler stops")
+
+
+def _several(profile: Profile) -> Iterator[str]:
+    if profile.steps:
+        return
+    counts = Counter(call.name for call in profile.calls if call.name.startswith(OPTIMIZER_STEP))
+    count = max(counts.values(), default=0)
+    if count > 1:
+        yield (
+            f"the profile marks no steps, and an optimizer steps {count} times in it: all of it is taken for one step; "
+            "call profiler.step() after each"
+        )
