@@ -186,14 +186,13 @@ def _capture_error(path: str | os.PathLike[str], error: Exception) -> CaptureErr
     where = f"{os.fspath(path)}: line {_line(path, error)}"
     if isinstance(error, CaptureError):
         return CaptureError(error.what, where=error.where or where, fix=error.fix)
-    found = device_error(error)
+    found = uncaptured(error) or _no_device(error)
     return None if found is None else CaptureError(found[0], where=where, fix=found[1])
 
 
-def device_error(error: BaseException) -> tuple[str, str] | None:
-    """Return what is wrong and what to do, where PyTorch raised the error because of the device."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(error, (RuntimeError, AssertionError)):
+def uncaptured(error: BaseException) -> tuple[str, str] | None:
+    """Return what is wrong and what to do, where PyTorch cannot run an operator on tensors without contents."""
+    if not isinstance(error, (RuntimeError, AssertionError)):
         return None
     if type(error).__name__ in _UNKNOWN_WITHOUT_A_GPU and (operator := getattr(error, "func", None)) is not None:
         name = getattr(getattr(operator, "_schema", None), "name", operator)
@@ -209,6 +208,14 @@ def device_error(error: BaseException) -> tuple[str, str] | None:
         return _NESTED
     if re.search("SparseTensorImpl|strided, got torch.sparse", str(error)):
         return _SPARSE
+    return None
+
+
+def _no_device(error: BaseException) -> tuple[str, str] | None:
+    """Return what is wrong and what to do, where a script asks for a GPU that this machine lacks."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(error, (RuntimeError, AssertionError)):
+        return None
     if re.search("CUDA|NVIDIA|support for cuda", str(error)) and not torch.cuda.is_available():
         return (
             "the script asks for a GPU, and there is none here",

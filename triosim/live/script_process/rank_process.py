@@ -36,7 +36,7 @@ from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.script_lines import script_line
-from triosim.tracer.script_runner import EnoughSteps, device_error, execute, show_error
+from triosim.tracer.script_runner import EnoughSteps, execute, show_error, uncaptured
 from triosim.tracer.stand_ins import finder as stand_ins
 from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
 from triosim.tracer.surroundings import write_protection
@@ -161,7 +161,7 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
             sys.excepthook(type(error), error, error.__traceback__)
             print("triosim: internal error, not the script's; please report it with this traceback", file=sys.stderr)
         else:
-            if (found := device_error(error)) is not None:
+            if (found := uncaptured(error)) is not None:
                 error.__cause__ = error.__context__ = None  # PyTorch's search for a kernel
             show_error(error, (_ROOT,))
             if found is not None:
