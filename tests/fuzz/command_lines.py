@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from typing import Any
+
+import typer
 
 from triosim import plugins
+from triosim.cli.main import app
 from triosim.cli.options import of_run
 from triosim.config import Option
 
@@ -101,6 +106,30 @@ _OTHERS = (
 
 
 _WORDS = ("--gpu", "-q", "--format", "json", "-o", "out.json")
+#: Sound beginnings of the commands whose options are not those of a run alone.
+_BEGINNINGS = (
+    ["search", "gpt2", "--layers", "1", "--gpu", "H100", "--gpus", "2", "--global-batch-size", "2", "--vary", "tp=1,2"],
+    ["schedule", "1f1b", "--stages", "3"],
+    ["describe", "gpt2", "--layers", "1", "--seq", "16"],
+    ["convert", "trace.json", "out.json"],
+    ["report", "trace.json"],
+    ["topology", "dgx-h100"],
+    ["show", "trace.json"],
+    ["gpus", "H100"],
+    ["capture", "none.py"],
+    ["run", "none.py"],
+    ["calibrate", "evaluate", "trace.json"],
+    ["calibrate", "compute", "trace.json"],
+    ["calibrate", "network", "trace.json"],
+    ["calibrate", "missing", "trace.json"],
+    ["calibrate", "measure"],
+)
+_VALUES_OF: Mapping[str, tuple[str, ...]] = {
+    "FILE": ("out.json", "out.csv", "out.png", "out.html", "out.yaml", "trace.json", "none/out.json"),
+    "DIR": ("out", "out/deep", "trace.json"),
+    "N": ("1", "2", "4", "100"),
+    "NAME": ("H100", "A100", "dgx-h100", "float16", "all_reduce", "linear"),
+}
 
 
 def random_command(draw: random.Random) -> list[str]:
@@ -110,6 +139,8 @@ def random_command(draw: random.Random) -> list[str]:
         for _ in range(draw.choice((0, 1, 1, 2))):
             words.insert(draw.randrange(len(words) + 1), draw.choice((*_NASTY, *_WORDS)))
         return words
+    if draw.random() < 0.4:
+        return _with_own_options(list(draw.choice(_BEGINNINGS)), draw)
     command = draw.choice(("simulate", "simulate", "simulate", "memory", "compare"))
     words = [command, draw.choice(_SUBJECTS)]
     if words[1] in ("gpt2", "resnet18"):
@@ -118,6 +149,20 @@ def random_command(draw: random.Random) -> list[str]:
         words += _given(option, draw)
     if command != "memory":
         words += ["-q", "-o", "out.json"]
+    return words
+
+
+def _with_own_options(words: list[str], draw: random.Random) -> list[str]:
+    """Return a command line with some of the options that the command's own help shows."""
+    command: Any = typer.main.get_command(app)
+    for word in words[: 2 if words[0] == "calibrate" else 1]:
+        command = command.loaded(word)
+    options = [one for one in command.params if one.opts[0].startswith("-") and one.name != "monitor"]
+    for option in draw.sample(options, min(len(options), draw.choice((1, 1, 2, 3)))):
+        words.append(draw.choice(option.opts))
+        if not option.is_flag:
+            values = _VALUES_OF.get(str(option.metavar), ("1", "x=1", "1,2", "auto"))
+            words.append(draw.choice(_NASTY) if draw.random() < 0.3 else draw.choice(values))
     return words
 
 

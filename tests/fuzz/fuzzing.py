@@ -12,7 +12,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.kinds import Kind, command_of
+from tests.fuzz.kind import Kind
+from tests.fuzz.kinds import command_of
 from tests.fuzz.running import Ended, faults, run
 
 

@@ -2,68 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.fuzz import mutations
 from tests.fuzz.command_lines import random_command
-from triosim import cli
-from triosim.errors import TriosimError
+from tests.fuzz.kind import Kind, as_json, as_text, inside, packed, triosim, with_text, write_trace
+from tests.fuzz.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "tests" / "trace" / "formats" / "pytorch" / "data" / "cnn_cpu_torch213"
-
-Mutation = Callable[[bytes, random.Random], bytes]
-
-
-def _as_json(data: bytes, draw: random.Random) -> bytes:
-    return mutations.of_json(data.decode(), draw).encode("utf-8", "surrogatepass")
-
-
-def _as_text(data: bytes, draw: random.Random) -> bytes:
-    return mutations.of_text(data.decode(), draw).encode("utf-8", "surrogatepass")
-
-
-def _packed(data: bytes, draw: random.Random) -> bytes:
-    return mutations.compressed(_as_json(data, draw), draw)
-
-
-def _inside(data: bytes, draw: random.Random) -> bytes:
-    return (
-        mutations.of_bytes(data, draw) if draw.random() < 0.2 else gzip.compress(_as_json(gzip.decompress(data), draw))
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of input: ``make`` writes a sound example into a folder, of which one of the ``files`` is changed.
-
-    ``commands`` read it; one is drawn.
-    """
-
-    name: str
-    make: Callable[[Path], None]
-    files: Mapping[str, Mutation]
-    commands: tuple[str, ...]
-
-
-def _triosim(folder: Path, *arguments: str) -> None:
-    status = cli.run(["simulate" if word == "S" else word.replace("@", f"{folder}/") for word in arguments])
-    if status:
-        raise TriosimError(f"the fuzzer's example failed: triosim {' '.join(arguments)}")
-
-
-def _trace(folder: Path, name: str = "trace.json") -> None:
-    _triosim(folder, "describe", "gpt2(vocab=512)", "--layers", "1", "--seq", "16", "-q", "-o", f"@{name}")
-
-
-def _text(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (_trace(folder), (folder / name).write_text(text))[0]
 
 
 def _profile(folder: Path) -> None:
@@ -71,8 +22,8 @@ def _profile(folder: Path) -> None:
 
 
 def _kineto(folder: Path) -> None:
-    _trace(folder)
-    _triosim(folder, "S", "@trace.json", "-p", "ddp", "-n", "2", "-q", "--kineto", "@kineto")
+    write_trace(folder)
+    triosim(folder, "S", "@trace.json", "-p", "ddp", "-n", "2", "-q", "--kineto", "@kineto")
 
 
 def _csv_pair(folder: Path) -> None:
@@ -102,12 +53,12 @@ def _csv_pair(folder: Path) -> None:
 
 
 def _chakra(folder: Path) -> None:
-    _trace(folder)
-    _triosim(folder, "S", "@trace.json", "-p", "ddp", "-n", "4", "-q", "--chakra", "@graphs")
+    write_trace(folder)
+    triosim(folder, "S", "@trace.json", "-p", "ddp", "-n", "4", "-q", "--chakra", "@graphs")
 
 
 def _gpu(folder: Path) -> None:
-    _trace(folder)
+    write_trace(folder)
     text = "name: fuzz\nflops: {float32: 60 TFLOP/s, bfloat16: 900 TFLOP/s}\nbandwidth: 3.3 TB/s\ncapacity: 80 GB\npower: 700\n"
     (folder / "gpu.yaml").write_text(text)
 
@@ -165,14 +116,12 @@ def _streams(folder: Path) -> None:
 
 
 def _schedule(folder: Path) -> None:
-    _triosim(folder, "schedule", "1f1b", "--stages", "2", "--micro-batches", "3", "-q", "-o", "@schedule.csv")
+    triosim(folder, "schedule", "1f1b", "--stages", "2", "--micro-batches", "3", "-q", "-o", "@schedule.csv")
 
 
 def _run_config(folder: Path) -> None:
-    _trace(folder)
-    _triosim(
-        folder, "S", "@trace.json", "-p", "fsdp=2,tp=2", "-q", "--slow-gpus", "1=1.5", "--save-config", "@run.yaml"
-    )
+    write_trace(folder)
+    triosim(folder, "S", "@trace.json", "-p", "fsdp=2,tp=2", "-q", "--slow-gpus", "1=1.5", "--save-config", "@run.yaml")
 
 
 def _launch_file(name: str, text: str) -> Callable[[Path], None]:
@@ -186,7 +135,7 @@ def _space(folder: Path) -> None:
 
 def _study(folder: Path) -> None:
     _config(folder)
-    _triosim(
+    triosim(
         folder,
         "search",
         "@config.json",
@@ -205,10 +154,19 @@ def _study(folder: Path) -> None:
 
 
 def _result(folder: Path) -> None:
-    _trace(folder)
-    _triosim(folder, "S", "@trace.json", "-p", "ddp", "-n", "2", "-q", "--record", "-o", "@result.json")
+    write_trace(folder)
+    triosim(folder, "S", "@trace.json", "-p", "ddp", "-n", "2", "-q", "--record", "-o", "@result.json")
 
 
+_SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=1
+GPUS_PER_NODE=2
+TP=$((GPUS_PER_NODE / 1))
+if [ "$TP" -gt 1 ]; then EXTRA="--sequence-parallel"; fi
+ARGS=(--seq-length 32 --micro-batch-size 1 --global-batch-size 4 --tensor-model-parallel-size ${TP} --bf16 --num-layers 2)
+torchrun --nproc_per_node $GPUS_PER_NODE pretrain_gpt.py ${ARGS[@]} $EXTRA
+"""
 _TOPOLOGY = """\
 topology: mesh
 shape: [2, 2]
@@ -322,8 +280,8 @@ _SEARCH = "search config.json --gpu H100 -q"
 KINDS: tuple[Kind, ...] = (
     Kind(
         "trace",
-        _trace,
-        {"trace.json": _as_json},
+        write_trace,
+        {"trace.json": as_json},
         (
             _ON_TRACE,
             "simulate trace.json -p tp=2 -b 4 -o out.json",
@@ -333,28 +291,28 @@ KINDS: tuple[Kind, ...] = (
             "convert trace.json out.json",
         ),
     ),
-    Kind("trace.gz", _trace, {"trace.json": _packed}, (_ON_TRACE, "show trace.json")),
+    Kind("trace.gz", write_trace, {"trace.json": packed}, (_ON_TRACE, "show trace.json")),
     Kind(
         "kineto",
         _kineto,
-        {"kineto/rank-0.json.gz": _inside},
+        {"kineto/rank-0.json.gz": inside},
         ("show kineto/rank-0.json.gz", "simulate kineto -o out.json"),
     ),
     Kind(
         "profile",
         _profile,
-        {f"profile/{name}.json.gz": _inside for name in ("execution_trace", "profiler")},
+        {f"profile/{name}.json.gz": inside for name in ("execution_trace", "profiler")},
         ("simulate profile -o out.json", "show profile", "convert profile out.json"),
     ),
     Kind(
         "csv pair",
         _csv_pair,
-        {"pair/trace.csv": _as_text, "pair/tensor.csv": _as_text},
+        {"pair/trace.csv": as_text, "pair/tensor.csv": as_text},
         ("simulate pair -o out.json", "show pair"),
     ),
-    Kind("topology", _text("topology.yaml", _TOPOLOGY), {"topology.yaml": _as_text}, _ON_TOPOLOGY),
-    Kind("links", _text("topology.yaml", _LINKS), {"topology.yaml": _as_text}, _ON_TOPOLOGY),
-    Kind("dimensions", _text("topology.yaml", _DIMENSIONS), {"topology.yaml": _as_text}, _ON_TOPOLOGY),
+    Kind("topology", with_text("topology.yaml", _TOPOLOGY), {"topology.yaml": as_text}, _ON_TOPOLOGY),
+    Kind("links", with_text("topology.yaml", _LINKS), {"topology.yaml": as_text}, _ON_TOPOLOGY),
+    Kind("dimensions", with_text("topology.yaml", _DIMENSIONS), {"topology.yaml": as_text}, _ON_TOPOLOGY),
     Kind(
         "chakra",
         _chakra,
@@ -365,17 +323,17 @@ KINDS: tuple[Kind, ...] = (
         "astra-sim",
         _chakra,
         {
-            "graphs/network.yml": _as_text,
-            "graphs/system.json": _as_json,
-            "graphs/remote_memory.json": _as_json,
-            "graphs/comm_group.json": _as_json,
+            "graphs/network.yml": as_text,
+            "graphs/system.json": as_json,
+            "graphs/remote_memory.json": as_json,
+            "graphs/comm_group.json": as_json,
         },
         _ON_GRAPHS,
     ),
     Kind(
         "gpu",
         _gpu,
-        {"gpu.yaml": _as_text},
+        {"gpu.yaml": as_text},
         (
             f"{_ON_TRACE} --gpu gpu.yaml",
             "gpus gpu.yaml",
@@ -385,68 +343,68 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "model",
         _config,
-        {"config.json": _as_json},
+        {"config.json": as_json},
         (_ON_MODEL, "memory config.json", "describe config.json -o out.json"),
     ),
-    Kind("images", _images, {"config.json": _as_json}, (_ON_MODEL,)),
-    Kind("operators", _text("table.csv", _OPERATORS), {"table.csv": _as_text}, _ON_TABLE),
-    Kind("products", _text("table.csv", _PRODUCTS), {"table.csv": _as_text}, _ON_TABLE),
+    Kind("images", _images, {"config.json": as_json}, (_ON_MODEL,)),
+    Kind("operators", with_text("table.csv", _OPERATORS), {"table.csv": as_text}, _ON_TABLE),
+    Kind("products", with_text("table.csv", _PRODUCTS), {"table.csv": as_text}, _ON_TABLE),
     Kind(
         "collectives",
-        _text("table.csv", _COLLECTIVES),
-        {"table.csv": _as_text},
+        with_text("table.csv", _COLLECTIVES),
+        {"table.csv": as_text},
         ("calibrate network table.csv -t dgx-h100 -o out.yaml", "calibrate evaluate table.csv -t dgx-h100"),
     ),
     Kind(
         "nccl-tests",
-        _text("table.txt", _NCCL_TESTS),
-        {"table.txt": _as_text},
+        with_text("table.txt", _NCCL_TESTS),
+        {"table.txt": as_text},
         ("calibrate network table.txt -t dgx-h100 --collective all_reduce -o out.yaml",),
     ),
     Kind(
         "schedule",
         _schedule,
-        {"schedule.csv": _as_text},
+        {"schedule.csv": as_text},
         (
             "schedule schedule.csv --stages 2 --micro-batches 3",
             "simulate gpt2 --layers 2 --gpu H100 -s 16 -p pp=2 --micro-batches 3 --schedule schedule.csv -o out.json",
         ),
     ),
-    Kind("times", _text("times.csv", _TIMES), {"times.csv": _as_text}, (f"{_ON_TRACE} --operator-times times.csv",)),
+    Kind("times", with_text("times.csv", _TIMES), {"times.csv": as_text}, (f"{_ON_TRACE} --operator-times times.csv",)),
     Kind(
         "times.yaml",
-        _text("times.yaml", _LISTED_TIMES),
-        {"times.yaml": _as_text},
+        with_text("times.yaml", _LISTED_TIMES),
+        {"times.yaml": as_text},
         (f"{_ON_TRACE} --operator-times times.yaml",),
     ),
-    Kind("streams", _streams, {"streams.json": _as_json}, ("simulate streams.json -o out.json", "show streams.json")),
+    Kind("streams", _streams, {"streams.json": as_json}, ("simulate streams.json -o out.json", "show streams.json")),
     Kind(
         "config",
         _run_config,
-        {"run.yaml": _as_text},
+        {"run.yaml": as_text},
         ("simulate --config run.yaml -o out.json", "memory --config run.yaml"),
     ),
     Kind(
         "torchtitan",
         _launch_file("job.toml", _TITAN),
-        {"job.toml": _as_text},
+        {"job.toml": as_text},
         (f"{_LIKE} job.toml -o out.json", f"{_LIKE} job.toml --ignore-unknown -o out.json"),
     ),
-    Kind("megatron", _launch_file("args.sh", _MEGATRON), {"args.sh": _as_text}, (f"{_LIKE} args.sh -o out.json",)),
+    Kind("megatron", _launch_file("args.sh", _MEGATRON), {"args.sh": as_text}, (f"{_LIKE} args.sh -o out.json",)),
     Kind(
         "deepspeed",
         _launch_file("ds.json", json.dumps(_DEEPSPEED)),
-        {"ds.json": _as_json},
+        {"ds.json": as_json},
         (f"{_LIKE} ds.json -o out.json",),
     ),
-    Kind("accelerate", _launch_file("a.yaml", _ACCELERATE), {"a.yaml": _as_text}, (f"{_LIKE} a.yaml -o out.json",)),
+    Kind("accelerate", _launch_file("a.yaml", _ACCELERATE), {"a.yaml": as_text}, (f"{_LIKE} a.yaml -o out.json",)),
     Kind(
-        "trainer", _launch_file("t.json", json.dumps(_TRAINER)), {"t.json": _as_json}, (f"{_LIKE} t.json -o out.json",)
+        "trainer", _launch_file("t.json", json.dumps(_TRAINER)), {"t.json": as_json}, (f"{_LIKE} t.json -o out.json",)
     ),
     Kind(
         "space",
         _space,
-        {"space.yaml": _as_text},
+        {"space.yaml": as_text},
         (f"{_SEARCH} --gpus 4 --global-batch-size 4 --space space.yaml -o out.json",),
     ),
     Kind(
@@ -461,10 +419,17 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "result",
         _result,
-        {"result.json": _as_json},
+        {"result.json": as_json},
         ("report result.json -o out.html", "doubt result.json", "simulate --config result.json"),
     ),
-    Kind("command line", _trace, {}, ()),
+    *TABLES,
+    Kind(
+        "launch script",
+        _launch_file("train.sh", _SCRIPT),
+        {"train.sh": as_text},
+        (f"{_LIKE} train.sh --ignore-unknown -o out.json",),
+    ),
+    Kind("command line", write_trace, {}, ()),
 )
 
 
