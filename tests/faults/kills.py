@@ -37,6 +37,8 @@ COMMANDS = {
 }
 NEED_TORCH = ("run", "capture")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+#: What is in a traceback of ours, and not in one of Python's start.
+OURS = f"{Path(__file__).parents[2] / 'triosim'}{os.sep}".encode()
 #: What ``run`` keeps of a script, and says so, and what PyTorch keeps for the next time.
 KEPT = ("triosim-files-", "torchinductor")
 #: Seconds in which whatever a killed process started must be gone.
@@ -83,7 +85,7 @@ def faults_of_a_kill(command: str, folder: Path, seconds: float, draw: random.Ra
     else:
         running.send_signal(sent)
     _, errors = running.communicate()
-    if b"internal error" in errors or (b"Traceback" in errors and b"triosim" in errors.partition(b"Traceback")[2]):
+    if b"internal error" in errors or (b"Traceback" in errors and OURS in errors):
         yield f"{sent.name}: {errors.decode()[-600:]}"
     if left := _still_running(running.pid):
         yield f"{sent.name}: {len(left)} processes were left: {left}"

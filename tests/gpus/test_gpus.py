@@ -230,8 +230,22 @@ WRONG = [
     ("clock_hz: 3 GB", "mine.yaml:1: clock_hz: '3 GB' is not a quantity"),
     ("sms: many", "mine.yaml:1: sms: 'many' is not a whole number"),
     ("like: H10\n", "mine.yaml:1: like: the catalogue has no GPU 'H10'"),
-    ("name: x\nflops: {bfloat16: 3}\nbandwidth: 3\ncapacity: 3", "mine.yaml:2: flops: 'float32' is missing"),
-    ("name: x\nflops: {float32: 3}\ncapacity: 3", "'bandwidth' is missing; write for example 'bandwidth: 3.35 TB/s'"),
+    (
+        "name: x\nflops: {bfloat16: 3 TFLOP/s}\nbandwidth: 3 TB/s\ncapacity: 3 GB",
+        "mine.yaml:2: flops: 'float32' is missing",
+    ),
+    (
+        "name: x\nflops: {float32: 3 TFLOP/s}\ncapacity: 3 GB",
+        "'bandwidth' is missing; write for example 'bandwidth: 3.35 TB/s'",
+    ),
+    (
+        "name: x\nflops: {float32: 67}\nbandwidth: 3 TB/s\ncapacity: 3 GB",
+        "mine.yaml:2: flops: 67 is less than any GPU has",
+    ),
+    (
+        "bandwidth: 3.35",
+        "mine.yaml:1: bandwidth: 3.35 is less than any GPU has; is the unit missing? Write for example",
+    ),
     ("like: H100\nname: A100", "'A100' is a GPU of the catalogue"),
     ("- 1", "not a mapping"),
     ("a: [", "not valid YAML"),

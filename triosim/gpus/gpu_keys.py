@@ -32,22 +32,34 @@ def _scaled(unit: str, example: str, value: Any) -> float:
 
 #: More than any figure of a machine in its unit, and more multiprocessors than any has.
 _LARGEST, _MOST_SMS = 1e21, 100_000
+#: Fewer FLOP/s, bytes per second or bytes than any GPU's: a number that lacks its unit, such as 3.35 for 3.35 TB/s.
+_LEAST = 1e6
 
 
-def _number(parse: Callable[[Any], float], value: Any, *, positive: bool = False) -> float:
+def _number(
+    parse: Callable[[Any], float], value: Any, *, positive: bool = False, least: float = 0.0, example: str = ""
+) -> float:
     try:
         number = float(parse(value))
     except TriosimError as error:
         raise ValueError(str(error)) from None
     if not 0 <= number < math.inf or (positive and not number):
         raise ValueError(f"{value} is not {'a positive number' if positive else 'a number of 0 or more'}")
+    if 0.0 < number < least:
+        raise ValueError(f"{value} is less than any GPU has; is the unit missing? Write for example '{example}'")
     if number > _LARGEST:
         raise ValueError(f"{value} is more than any machine has; give at most {_LARGEST:.0e}")
     return number
 
 
 _energy = partial(_number, partial(_scaled, "J", "0.9 pJ"), positive=True)
-_flop_rate = partial(_number, partial(_scaled, r"FLOPS?|FLOP/s|flops|flop/s", "67 TFLOP/s"), positive=True)
+_flop_rate = partial(
+    _number,
+    partial(_scaled, r"FLOPS?|FLOP/s|flops|flop/s", "67 TFLOP/s"),
+    positive=True,
+    least=_LEAST,
+    example="67 TFLOP/s",
+)
 
 
 def _rates(value: Any) -> dict[str, float]:
@@ -98,13 +110,13 @@ KEYS: Mapping[str, Callable[[Any], Any]] = {
     "aliases": _names,
     "architecture": _text,
     "flops": _rates,
-    "bandwidth": partial(_number, parse_bandwidth, positive=True),
-    "capacity": partial(_number, parse_bytes, positive=True),
+    "bandwidth": partial(_number, parse_bandwidth, positive=True, least=_LEAST, example="3.35 TB/s"),
+    "capacity": partial(_number, parse_bytes, positive=True, least=_LEAST, example="80 GB"),
     "l2_bytes": partial(_number, parse_bytes),
     "sms": _count,
     "clock_hz": partial(_number, partial(_scaled, "Hz", "1.98 GHz")),
-    "nvlink_bandwidth": partial(_number, parse_bandwidth),
-    "pcie_bandwidth": partial(_number, parse_bandwidth),
+    "nvlink_bandwidth": partial(_number, parse_bandwidth, least=_LEAST, example="450 GB/s"),
+    "pcie_bandwidth": partial(_number, parse_bandwidth, least=_LEAST, example="64 GB/s"),
     "tdp_watts": partial(_number, partial(_scaled, "W", "700 W")),
     "exponentials": partial(_number, partial(_scaled, "/s", "10.7 T/s")),
     "joules_per_flop": _energies,

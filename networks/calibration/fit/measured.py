@@ -22,7 +22,9 @@ from triosim.networks.calibration.fit import nccl_tests
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.stored import KINDS
 
-TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "time_us": 1e-6, "latency_ms": 1e-3, "seconds": 1.0}
+TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "time_us": 1e-6, "latency_ms": 1e-3, "time_ms": 1e-3, "seconds": 1.0}
+#: A collective takes longer than any memory or link needs to answer, in seconds, and less than a day.
+SHORTEST, LONGEST = 1e-7, 1e5
 COUNTS = ("gpus", "num_gpus")  # the columns that may say how many GPUs a group has
 SYSTEMS = ("system", "gpu")  # those that may say where a row was measured
 SLOWDOWNS = ("compute_slowdown", "collective_slowdown")  # those of a row that was measured beside products
@@ -108,6 +110,9 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
             raise TriosimError(f"{gpus} GPUs on {nodes} nodes", where=where, fix="a collective has 2 GPUs or more")
         of_row = kind_of(line["collective"], where) if "collective" in names else str(kind)
         nbytes, seconds = _whole(line["bytes"], "bytes", where), positive(line[time], time, where) * TIMES[time]
+        if not SHORTEST <= seconds <= LONGEST:
+            fix = f"times are from {SHORTEST * 1e9:g} ns to {LONGEST:g} s; is the unit right?"
+            raise TriosimError(f"{time}: '{line[time]}' is {seconds:.3g} s, which no collective takes", where, fix)
         slowed = [positive(line[name], name, where) if line.get(name) else None for name in SLOWDOWNS]
         rows.append(MeasuredCollective(of_row, gpus, float(nbytes), seconds, nodes, *slowed))
     if not rows:
