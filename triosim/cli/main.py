@@ -31,6 +31,10 @@ class Commands(LazyGroup):
             "triosim.cli.search",
             "Find the best configuration for a model and a cluster, and prove that no other one is better.",
         ),
+        "advise": (
+            "triosim.cli.launching.advise",
+            "Show which changes of a launch file gain most: one option at a time, then two.",
+        ),
         "memory": (
             "triosim.cli.memory",
             "Show the memory of a step: the peak, by category and module, what the allocator reserves, and whether it fits.",

@@ -50,14 +50,19 @@ _KNOWN = (
 class LaunchFile:
     """A launch file that was read: its frameworks, the options of its run by name, and what was ignored.
 
-    ``lines`` has the places of the keys that the file gives, by name.
+    ``entries`` are the keys that it gives.
     """
 
     path: str
     frameworks: tuple[str, ...]
     options: Mapping[str, Any]
     ignored: tuple[OptionError, ...]
-    lines: Mapping[str, str]
+    entries: Mapping[str, Entry]
+
+    @property
+    def lines(self) -> Mapping[str, str]:
+        """The places of the keys that the file gives, by name."""
+        return {name: entry.where for name, entry in self.entries.items()}
 
 
 def read_launch_file(path: str, model: ModelSizes, *, ignore_unknown: bool = False) -> LaunchFile:
@@ -67,7 +72,9 @@ def read_launch_file(path: str, model: ModelSizes, *, ignore_unknown: bool = Fal
     """
     readings = _Readings(model, ignore_unknown)
     readings.read(path)
-    return LaunchFile(path, readings.frameworks, options_of(readings.settings), tuple(readings.ignored), readings.lines)
+    return LaunchFile(
+        path, readings.frameworks, options_of(readings.settings), tuple(readings.ignored), readings.entries
+    )
 
 
 class _Readings:
@@ -77,7 +84,7 @@ class _Readings:
         self._model, self._ignore = model, ignore
         self.settings: dict[str, Any] = {}
         self.ignored: list[OptionError] = []
-        self.lines: dict[str, str] = {}
+        self.entries: dict[str, Entry] = {}
         self.frameworks: tuple[str, ...] = ()
         self._read: set[str] = set()
         self._trainer: Mapping[str, Entry] = {}
@@ -183,7 +190,7 @@ class _Readings:
         reading = Reading(framework, path, self._model, self._ignore)
         self.settings |= reading.settings(entries)
         self.ignored += reading.ignored
-        self.lines |= {name: entry.where for name, entry in entries.items()}
+        self.entries |= entries
         self.frameworks += (framework.name,)
 
     def _refuse(self, error: OptionError) -> None:

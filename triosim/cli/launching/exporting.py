@@ -9,6 +9,7 @@ from triosim.cli.command import LaterModule
 from triosim.cli.subject import ConfiguredRun
 from triosim.config import RunConfig
 from triosim.errors import TriosimError
+from triosim.gpus import DEFAULT_GPU
 from triosim.units import format_time
 
 cluster = LaterModule("configuration_search.spaces.cluster")
@@ -47,9 +48,14 @@ def export_best(found: Any, folder: str, names: list[str]) -> None:
     _write(job, config, gpu, best.figures.step_time_s, folder, names)
 
 
+def node_of(config: RunConfig, gpu: str = DEFAULT_GPU) -> int:
+    """Return how many GPUs are in a node of a run's system."""
+    node: int = cluster.cluster_of(subjects.SearchSubject("", "", gpu), config, points.Point(())).node
+    return node
+
+
 def _write(job: Any, config: RunConfig, gpu: str, seconds: float, folder: str, names: list[str]) -> None:
-    subject = subjects.SearchSubject("", "", gpu)
-    node = cluster.cluster_of(subject, config.replaced(gpus=job.gpus), points.Point(())).node
+    node = node_of(config.replaced(gpus=job.gpus), gpu)
     predicted = f", {format_time(seconds)} a step predicted on {gpu}"
     for line in writing.write_launch_files(folder, names, writing.Exported(job, node, config, predicted)):
         print(f"triosim: note: not in the files of {line}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Advice about a job: which changes of its launch file gain most, one option at a time and then two."""
