@@ -35,8 +35,8 @@ def refused(folder: Path, name: str, text: str) -> str:
          "parallelism.pipeline_parallel_schedule: 'DualPipeV' is not simulated; known: 1F1B, GPipe, Interleaved1F1B"),
         ("[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '2'\n", "job.toml:3: "
          "activation_checkpoint.selective_ac_option: '2', every so many layers, is not simulated; write 'op', or mode 'full'"),
-        ("activation_checkpoint.mode = 'none'\n[training]\nenable_cpu_offload = true\n", "job.toml:3: "
-         "training.enable_cpu_offload: 'True' changes the step in a way that is not simulated; leave it out, or give "
+        ("activation_checkpoint.mode = 'none'\n[parallelism]\ndisable_loss_parallel = true\n", "job.toml:3: "
+         "parallelism.disable_loss_parallel: 'True' changes the step in a way that is not simulated; leave it out, or give "
          "--ignore-unknown"),
         ("[training\n", "job.toml:1: is not TOML: Expected ']' at the end of a table declaration"),
     ],

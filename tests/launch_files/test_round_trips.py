@@ -134,3 +134,22 @@ def test_its_step_takes_as_long(framework: str, name: str, value: Any, tmp_path:
     exported(framework, job_of(LLAMA, config, GPUS), config, tmp_path)
     back = read_back(framework, LLAMA, tmp_path, config)
     assert simulate_config(LLAMA, back).step_time_s == simulate_config(LLAMA, config).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("framework", "parallel", "offload"),
+    [
+        ("torchtitan", "fsdp=8", "optimizer=host,parameters=host"),
+        ("megatron", "zero1=8", "optimizer=host"),
+        ("deepspeed", "zero2=8", "optimizer=host"),
+        ("deepspeed", "fsdp=8", "parameters=nvme,optimizer=host"),
+        ("accelerate", "fsdp=8", "optimizer=host,parameters=host"),
+        ("accelerate", "zero1=8", "optimizer=host"),
+    ],
+)
+def test_offload_comes_back(framework: str, parallel: str, offload: str, tmp_path: Path) -> None:
+    config = RunConfig.of(parallel=parallel, gpus=GPUS, seq=128, offload=offload)
+    job = job_of(LLAMA, config, GPUS)
+    assert not [line for line in exported(framework, job, config, tmp_path) if "offload" in line]
+    back = job_of(LLAMA, read_back(framework, LLAMA, tmp_path, config), GPUS)
+    assert back.settings["offload"] == job.settings["offload"]

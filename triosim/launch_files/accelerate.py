@@ -11,6 +11,7 @@ from typing import Any
 
 from triosim.config import Option
 from triosim.launch_files.correspondence import Correspondence, Framework, Given, Settings
+from triosim.launch_files.deepspeed import read_offload, write_offload
 from triosim.launch_files.job import Job
 
 _F, _D, _M = "fsdp_config.fsdp_", "deepspeed_config.", "megatron_lm_config.megatron_lm_"
@@ -28,6 +29,9 @@ _CHECKPOINTS = Option(f"{_F}activation_checkpointing", "flag", False)
 _REPLICATE, _SHARD = Option(f"{_P}dp_replicate_size", "whole", 1), Option(f"{_P}dp_shard_size", "whole", 1)
 _TP, _CP = Option(f"{_P}tp_size", "whole", 1), Option(f"{_P}cp_size", "whole", 1)
 _ROTATE = Option(f"{_P}cp_comm_strategy", "choice", "allgather", choices=("allgather", "alltoall"))
+_OFFLOAD = Option(f"{_F}offload_params", "flag", False)
+_OPTIMIZER_AT = Option(f"{_D}offload_optimizer_device", "choice", "none", choices=("none", "cpu", "nvme"))
+_PARAMETERS_AT = Option(f"{_D}offload_param_device", "choice", "none", choices=("none", "cpu", "nvme"))
 _STAGE = Option(f"{_D}zero_stage", "whole", 2, least=0, most=3)
 _STEPS = Option(f"{_D}gradient_accumulation_steps", "whole")
 _M_TP, _M_PP = Option(f"{_M}tp_degree", "whole", 1), Option(f"{_M}pp_degree", "whole", 1)
@@ -36,6 +40,8 @@ _M_SEQUENCE = Option(f"{_M}sequence_parallelism", "flag", False)
 _M_SHARDED = Option(f"{_M}use_distributed_optimizer", "flag", False)
 _M_AGAIN = Option(f"{_M}recompute_activations", "flag", False)
 
+#: What FSDP's policy keeps in host memory.
+_OFFLOADED = "optimizer=host,parameters=host"
 _STAGES = ("dp", "zero1", "zero2", "fsdp")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 #: The key that names a file of DeepSpeed.
@@ -150,6 +156,19 @@ def _write_sizes(job: Job) -> Settings:
     return {**several, _SHARD.name: job.size("fsdp")}
 
 
+def _read_offload(given: Given) -> Settings:
+    if _kind(given) == "DEEPSPEED":
+        return read_offload(given, _OPTIMIZER_AT, _PARAMETERS_AT)
+    return {"offload": _OFFLOADED} if given[_OFFLOAD.name] and _kind(given) == "FSDP" else {}
+
+
+def _write_offload(job: Job) -> Settings:
+    if _kind_of(job) == "DEEPSPEED":
+        return write_offload(job, _OPTIMIZER_AT, _PARAMETERS_AT)
+    offloaded = _kind_of(job) == "FSDP" and job.settings.get("offload") == _OFFLOADED
+    return {_OFFLOAD.name: True if offloaded else None}
+
+
 def _read_processes(given: Given) -> Settings:
     return {"gpus": given[_PROCESSES.name]} if given[_PROCESSES.name] > 0 else {}
 
@@ -219,13 +238,11 @@ TABLE = (
         lambda job: {_STEPS.name: job.micro_batches if _kind_of(job) == "DEEPSPEED" else None},
     ),
     Correspondence("`dtype`, `precision`, `gradient_dtype`, `shard_dtype`", (_PRECISION,), _read_dtypes, _write_dtypes),
+    Correspondence("`offload`", (_OFFLOAD, _OPTIMIZER_AT, _PARAMETERS_AT), _read_offload, _write_offload),
     Correspondence("`stack`", (_DYNAMO,), _read_stack, _write_stack),
 )
 UNMODELLED = (
-    Option(f"{_F}offload_params", "flag", False),
     Option(f"{_F}activation_checkpointing_offload", "flag", False),
-    Option(f"{_D}offload_optimizer_device", "text", "none"),
-    Option(f"{_D}offload_param_device", "text", "none"),
     Option(f"{_P}sp_size", "object", 1),
     Option(f"{_M}context_parallel_size", "object", 1),
     Option(f"{_M}expert_model_parallel_size", "object", 1),

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from triosim.config import Option
+from triosim.config.offload import Offload
 from triosim.launch_files.correspondence import Correspondence, Framework, Given, Settings
-from triosim.launch_files.job import Job
+from triosim.launch_files.job import Job, offload_text
 
 _Z = "zero_optimization."
 _WHOLE = Option("train_batch_size", "whole")
@@ -22,6 +23,9 @@ _STEPS = Option("gradient_accumulation_steps", "whole")
 _STAGE = Option(f"{_Z}stage", "whole", 0, least=0, most=3)
 _BUCKET = Option(f"{_Z}reduce_bucket_size", "number", 5e8)
 _OVERLAP = Option(f"{_Z}overlap_comm", "flag")
+_TIERS = {"none": None, "cpu": "host", "nvme": "nvme"}
+_OPTIMIZER_AT = Option(f"{_Z}offload_optimizer.device", "choice", "none", choices=tuple(_TIERS))
+_PARAMETERS_AT = Option(f"{_Z}offload_param.device", "choice", "none", choices=tuple(_TIERS))
 _BF16, _FP16 = Option("bf16.enabled", "flag", False), Option("fp16.enabled", "flag", False)
 _SUMMED = Option("communication_data_type", "dtype")
 _TP = Option("tensor_parallel.autotp_size", "whole", 1, least=0)
@@ -68,6 +72,23 @@ def _read_overlap(given: Given) -> Settings:
         what = "reductions that the backward pass waits for (overlap_comm: false, its default here) are not simulated"
         raise given.refused(_OVERLAP.name, what, "write true, or give --ignore-unknown")
     return {}
+
+
+def read_offload(given: Given, optimizer: Option, parameters: Option) -> Settings:
+    """Return what two keys keep in other memories; with parameters there, the CPU updates them, and has the optimizer too."""
+    tiers = _TIERS[given[optimizer.name]], _TIERS[given[parameters.name]]
+    if tiers[1] is not None and tiers[0] is None:
+        what = "parameters that the CPU updates, with the optimizer on the GPU, are not simulated"
+        raise given.refused(parameters.name, what, "offload the optimizer too")
+    text = offload_text(Offload(*tiers))
+    return {} if text is None else {"offload": text}
+
+
+def write_offload(job: Job, optimizer: Option, parameters: Option) -> Settings:
+    """Return the devices of two keys; None where nothing is offloaded."""
+    offload = Offload.of(str(job.get("offload")))
+    names = {tier: device for device, tier in _TIERS.items() if tier is not None}
+    return {optimizer.name: names.get(str(offload.optimizer)), parameters.name: names.get(str(offload.parameters))}
 
 
 def _read_batch(given: Given) -> Settings:
@@ -118,6 +139,12 @@ def _read_tensor(given: Given) -> Settings:
 TABLE = (
     Correspondence("`micro_batch_size`, `micro_batches`", (_WHOLE, _MICRO, _STEPS), _read_batch, _write_batch),
     Correspondence("`dp`, `zero1`, `zero2`, `fsdp`, `bucket_size`", (_STAGE, _BUCKET), _read_data, _write_data),
+    Correspondence(
+        "`offload`",
+        (_OPTIMIZER_AT, _PARAMETERS_AT),
+        lambda given: read_offload(given, _OPTIMIZER_AT, _PARAMETERS_AT),
+        lambda job: write_offload(job, _OPTIMIZER_AT, _PARAMETERS_AT),
+    ),
     Correspondence("overlap", (_OVERLAP,), _read_overlap, lambda job: {}),
     Correspondence(
         "`tp`", (_TP,), _read_tensor, lambda job: {_TP.name: job.size("tp") if job.size("tp") > 1 else None}
@@ -126,8 +153,6 @@ TABLE = (
     Correspondence("`optimizer`", (_OPTIMIZER, _TORCH_ADAM), _read_optimizer, _write_optimizer),
 )
 UNMODELLED = (
-    Option(f"{_Z}offload_param.device", "text", "none"),
-    Option(f"{_Z}offload_optimizer.device", "text", "none"),
     Option(f"{_Z}cpu_offload", "flag", False),
     Option(f"{_Z}zero_hpz_partition_size", "object", 1),
     Option(f"{_Z}zero_quantized_weights", "flag", False),

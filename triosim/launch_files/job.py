@@ -9,6 +9,7 @@ from typing import Any
 
 from triosim import gpus as catalogue
 from triosim.config import COMMON, RunConfig, flags
+from triosim.config.offload import TIERS, Offload
 from triosim.config.run_config import option_named
 from triosim.config.stacks import STACKS
 from triosim.errors import TriosimError
@@ -154,7 +155,15 @@ def _resolved(settings: Mapping[str, Any], config: RunConfig, model: ModelSizes)
         given["gradient_dtype"] = config.gradient_dtype or (
             "float32" if given.get("precision") == "mixed" else given["dtype"]
         )
+    if given.get("offload") is not None:
+        given["offload"] = offload_text(Offload.of(str(given["offload"]), training=config.training))
     yield from given.items()
+
+
+def offload_text(offload: Offload) -> str | None:
+    """Return what is offloaded as the option has it, in one order; None for nothing."""
+    tiers = {part: getattr(offload, part) for part in TIERS}
+    return ",".join(f"{part}={tier}" for part, tier in tiers.items() if tier is not None) or None
 
 
 def _described(model: ModelSizes, config: RunConfig) -> Iterator[tuple[str, Any]]:

@@ -52,6 +52,8 @@ _FP8_RECIPE = Option("fp8-recipe", "text", "delayed")
 _FP8_GATHER = Option("fp8-param-gather", "flag", False)
 _FP4 = Option("fp4-format", "choice", choices=("e2m1",))
 _OPTIMIZER = Option("optimizer", "text", "adam")
+_OFFLOAD = Option("optimizer-cpu-offload", "flag", False)
+_FRACTION = Option("optimizer-offload-fraction", "number", 1.0)
 _ATTENTION = Option("attention-backend", "choice", "auto", choices=("auto", "flash", "fused", "unfused"))
 _FLASH = Option("use-flash-attn", "flag", False)
 _DISPATCHER = Option("moe-token-dispatcher-type", "choice", "allgather", choices=("allgather", "alltoall", "flex"))
@@ -285,6 +287,17 @@ def _write_stack(job: Job) -> Settings:
     }
 
 
+def _read_offload(given: Given) -> Settings:
+    if given[_OFFLOAD.name] and given[_FRACTION.name] != 1.0:
+        raise given.refused(_FRACTION.name, "a part of the optimizer on the CPU is not simulated", "write 1.0")
+    return {"offload": "optimizer=host"} if given[_OFFLOAD.name] else {}
+
+
+def _write_offload(job: Job) -> Settings:
+    offloaded = job.settings.get("offload") == "optimizer=host"
+    return {_OFFLOAD.name: True, _FRACTION.name: 1.0} if offloaded else {}
+
+
 def _read_dropout(given: Given) -> Settings:
     stated = {key: given[key] for key in ("hidden-dropout", "attention-dropout") if key in given.entries}
     own = given.model.sizes.get("dropout")
@@ -341,6 +354,7 @@ TABLE = (
         _read_stack,
         _write_stack,
     ),
+    Correspondence("`offload`", (_OFFLOAD, _FRACTION), _read_offload, _write_offload),
     Correspondence(
         "`dropout`",
         (Option("hidden-dropout", "probability"), Option("attention-dropout", "probability")),

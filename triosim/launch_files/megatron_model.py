@@ -99,8 +99,6 @@ UNMODELLED = (
     Option("account-for-embedding-in-pipeline-split", "flag", False),
     Option("account-for-loss-in-pipeline-split", "flag", False),
     Option("num-distributed-optimizer-instances", "object", "1"),
-    Option("optimizer-cpu-offload", "flag", False),
-    Option("optimizer-offload-fraction", "object", "0"),
     Option("cpu-offloading", "flag", False),
     Option("cpu-offloading-num-layers", "object", "0"),
     Option("fine-grained-activation-offloading", "flag", False),

@@ -37,6 +37,7 @@ _EP_BACKEND = Option(f"{_P}expert_parallel_comm_backend", "choice", "standard", 
 _BALANCED = Option("debug.moe_force_load_balance", "flag", False)
 _LOCAL = Option(f"{_T}local_batch_size", "whole", 8)
 _GLOBAL = Option(f"{_T}global_batch_size", "whole", -1, least=-1)
+_OFFLOAD = Option(f"{_T}enable_cpu_offload", "flag", False)
 _DTYPE = Option(f"{_T}dtype", "choice", "float32", choices=("float32", "bfloat16"))
 _PARAM = Option(f"{_T}mixed_precision_param", "choice", "bfloat16", choices=("float32", "bfloat16"))
 _REDUCE = Option(f"{_T}mixed_precision_reduce", "choice", "float32", choices=("float32",))
@@ -56,6 +57,8 @@ _GATHER8 = Option(f"{_FLOAT8}.enable_fsdp_float8_all_gather", "flag", False)
 _MODEL = Option("model.name", "text")
 _FLAVOR = Option("model.flavor", "text")
 
+#: What FSDP's policy keeps in host memory.
+_OFFLOADED = "optimizer=host,parameters=host"
 #: The bytes of a bucket of gradients without FSDP.
 _BUCKET = "100 MiB"
 #: Models that torchtitan has, by our names: its model and flavor.
@@ -312,6 +315,12 @@ TABLE = (
     same("seq", Option(f"{_T}seq_len", "whole", 2048)),
     Correspondence("`micro_batch_size`, `micro_batches`", (_LOCAL, _GLOBAL, _MICRO), _read_batch, _write_batch),
     Correspondence("`dtype`, `precision`, `gradient_dtype`", (_DTYPE, _PARAM, _REDUCE), _read_dtypes, _write_dtypes),
+    Correspondence(
+        "`offload`",
+        (_OFFLOAD,),
+        lambda given: {"offload": _OFFLOADED} if given[_OFFLOAD.name] else {},
+        lambda job: {_OFFLOAD.name: True if job.settings.get("offload") == _OFFLOADED else None},
+    ),
     Correspondence("`recompute`", (_MODE, _EVERY, _EARLY), _read_recompute, _write_recompute),
     Correspondence(
         "`stack`, `optimizer`", (_COMPILE, _COMPONENTS, _OPTIMIZER, _IMPLEMENTATION), _read_stack, _write_stack
@@ -324,7 +333,6 @@ _UNMODELLED = (
     Option(f"{_P}module_fqns_per_model_part", "object"),
     Option(f"{_P}pipeline_parallel_schedule_csv", "text", "", help="give --schedule FILE"),
     Option(f"{_P}expert_tensor_parallel_degree", "object", 1),
-    Option(f"{_T}enable_cpu_offload", "flag", False),
     Option("optimizer.early_step_in_backward", "flag", False),
     Option("compile.backend", "text", "inductor"),
     Option("fault_tolerance.enable", "flag", False),

@@ -10,7 +10,7 @@ from typing import Any
 from triosim.config import COMMON, RunConfig, readers
 from triosim.configuration_search.advice.changes import Change, changes
 from triosim.configuration_search.advice.edits import edits, framework_of, is_expressible
-from triosim.configuration_search.answer.likelihood import chance_of_being_faster
+from triosim.configuration_search.answer.likelihood import chance_of_being_better
 from triosim.configuration_search.outcome import Figures
 from triosim.errors import TriosimError
 from triosim.launch_files.job import Job, job_of, options_of
@@ -149,7 +149,8 @@ class _Adviser:
         fits, peak = _memory(tried.result)
         before, after = Figures.of(self._base), Figures.of(tried.result)
         gain = 1.0 - after.step_time_s / before.step_time_s
-        chance = chance_of_being_faster(after, before) if before.doubts or after.doubts else None
+        doubted = bool(before.doubts or after.doubts)
+        chance = chance_of_being_better(after, before, before.step_time_s / after.step_time_s) if doubted else None
         shown = tuple(part.shown for part in tried.parts)
         return Advised(shown, after.step_time_s, gain, chance, peak, fits, tuple(self._edits(tried.job)))
 
