@@ -17,16 +17,17 @@ from triosim.errors import AsymmetryError
 from triosim.extrapolators.captured.rank_classes import Group, RankClasses
 from triosim.folding.dry_run import PatternUse, TransferPattern
 from triosim.folding.link_folding import pattern_edges
+from triosim.folding.quotient_network import QuotientNetwork
 from triosim.folding.shared_links import SharedLinks
 from triosim.folding.uncontended import UncontendedCollectives
 from triosim.folding.unforeseen import UnforeseenTransfers
 from triosim.networks.base import Network
-from triosim.networks.extensions import ContentionFree, ErrorEstimator, FigureReporter, FoldableNetwork, LinkCounter
+from triosim.networks.extensions import ContentionFree, FoldableNetwork
 from triosim.networks.topology import NodeRef
 from triosim.tasks import CollectiveKind, Communicator
 
 
-class ClassNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
+class ClassNetwork(QuotientNetwork):
     """A network on which simulated groups stand for their copies. ``patterns`` is what the ranks of the classes send.
 
     What else they send is started in all copies, too. Raises ``AsymmetryError`` where copies may take different times, or
@@ -37,8 +38,7 @@ class ClassNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
         self, new_network: Callable[[], Network], classes: RankClasses, patterns: Mapping[TransferPattern, PatternUse]
     ) -> None:
         network = new_network()
-        super().__init__(network.env, network.topology)
-        self._network, self._classes = network, classes
+        self._classes = classes
         self._patterns, self._unforeseen = frozenset(patterns), UnforeseenTransfers()
         self._alike: list[list[str]] = []  # links that carry the same
         self._one_for_all = isinstance(network, ContentionFree)
@@ -50,7 +50,7 @@ class ClassNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
             idle = new_network() if alone else network
         elif not self._one_for_all:
             raise AsymmetryError(f"the network {type(network).__name__} does not tell which links a collective uses")
-        self._estimators = [one for one in (network, idle) if isinstance(one, ErrorEstimator)]
+        super().__init__(network, idle)
         self._uncontended = UncontendedCollectives(network.env, idle, alone)
 
     def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
@@ -92,20 +92,12 @@ class ClassNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that went over each link."""
-        found = self._network.bytes_by_link() if isinstance(self._network, LinkCounter) else {}
+        found = self.simulated_bytes_by_link()
         if found:
             found.update(self._uncontended.bytes_by_link())
             for names in self._alike:
                 found.update(dict.fromkeys(names, max(found.get(name, 0.0) for name in names)))
         return found
-
-    def figures(self) -> Mapping[str, float]:
-        """Return what the network has counted."""
-        return self._network.figures() if isinstance(self._network, FigureReporter) else {}
-
-    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
-        """Return how far off transfers that have run are expected to be; see ``ErrorEstimator``."""
-        return max((one.relative_error(kind, gpus, nbytes) for one in self._estimators), default=0.0)
 
 
 class _Links:

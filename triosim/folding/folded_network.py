@@ -11,17 +11,11 @@ from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.copy_selection import CopySelection, Shift, orbit_of, rank_map
 from triosim.folding.dry_run import PatternUse, TransferPattern
 from triosim.folding.link_folding import find_link_classes, pattern_edges
+from triosim.folding.quotient_network import QuotientNetwork
 from triosim.folding.shared_links import SharedLinks
 from triosim.folding.uncontended import UncontendedCollectives
 from triosim.networks.base import Network
-from triosim.networks.extensions import (
-    ContentionFree,
-    ErrorEstimator,
-    FigureReporter,
-    FoldableNetwork,
-    LinkCounter,
-    TransportNetwork,
-)
+from triosim.networks.extensions import ContentionFree, FoldableNetwork, LinkCounter, TransportNetwork
 from triosim.networks.topology import NodeRef
 from triosim.networks.topology.link_symmetry import LinkClasses
 from triosim.tasks import CollectiveKind, Communicator, DeepEP
@@ -29,7 +23,7 @@ from triosim.tasks import CollectiveKind, Communicator, DeepEP
 _TOLERANCE = 1e-9  # by what part of its time the end of a copy may differ from the original's
 
 
-class FoldedNetwork(Network, LinkCounter, FigureReporter, TransportNetwork, ErrorEstimator):
+class FoldedNetwork(QuotientNetwork, TransportNetwork):
     """A network that simulates only what influences the representatives. ``patterns`` is what they send.
 
     Raises ``AsymmetryError`` where the times of what is left out are not known to be the same.
@@ -39,8 +33,6 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter, TransportNetwork, Erro
         self, new_network: Callable[[], Network], symmetry: Symmetry, patterns: Mapping[TransferPattern, PatternUse]
     ) -> None:
         network = new_network()
-        super().__init__(network.env, network.topology)
-        self._network = network
         self._symmetry = symmetry
         self._link_classes: LinkClasses | None = None
         self._images: list[dict[str, str]] = []
@@ -62,7 +54,7 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter, TransportNetwork, Erro
             self._shifts = {pattern: sorted(symmetry.shifts(orbit_of(symmetry, pattern))) for pattern in patterns}
         else:
             raise AsymmetryError(f"the network {type(network).__name__} does not tell which links a collective uses")
-        self._estimators = [one for one in (network, idle) if isinstance(one, ErrorEstimator)]
+        super().__init__(network, idle)
         self._uncontended = UncontendedCollectives(network.env, idle, uncontended)
 
     def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
@@ -132,20 +124,12 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter, TransportNetwork, Erro
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that went over each link; over those of copies that are left out, as many as over the originals'."""
-        found = self._network.bytes_by_link() if isinstance(self._network, LinkCounter) else {}
+        found = self.simulated_bytes_by_link()
         if found:
             found.update(self._uncontended.bytes_by_link())
             for image in self._images:
                 found.update({to: found[link] for link, to in image.items()})
         return found if self._link_classes is None else self._link_classes.expanded(found)
-
-    def figures(self) -> Mapping[str, float]:
-        """Return what the network has counted."""
-        return self._network.figures() if isinstance(self._network, FigureReporter) else {}
-
-    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
-        """Return how far off transfers that have run are expected to be; see ``ErrorEstimator``."""
-        return max((one.relative_error(kind, gpus, nbytes) for one in self._estimators), default=0.0)
 
 
 def _check_equal_ends(env: simpy.Environment, events: Iterable[simpy.Event]) -> None:

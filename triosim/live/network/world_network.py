@@ -15,10 +15,11 @@ from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import PatternUse, TransferPattern
 from triosim.folding.link_folding import find_link_classes
+from triosim.folding.quotient_network import QuotientNetwork
 from triosim.folding.unforeseen import UnforeseenTransfers
 from triosim.live.network.idle_network import IdleNetwork
 from triosim.networks.base import Network
-from triosim.networks.extensions import ErrorEstimator, FigureReporter, FoldableNetwork, LinkCounter
+from triosim.networks.extensions import FoldableNetwork
 from triosim.networks.topology import NodeRef
 from triosim.networks.topology.link_symmetry import LinkClasses
 from triosim.tasks import CollectiveKind, Communicator
@@ -44,15 +45,15 @@ def world_network(
     return new_network()
 
 
-class WorldNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
+class WorldNetwork(QuotientNetwork):
     """A network that simulates one link of each of the ``classes`` for collectives in which all ranks of a world do the same.
 
     Anything else takes the time of an idle network. Raises ``AsymmetryError`` where that runs beside other transfers.
     """
 
     def __init__(self, network: Network, classes: LinkClasses, world: int, new_network: Callable[[], Network]) -> None:
-        super().__init__(network.env, network.topology)
-        self._network, self._classes, self._world = network, classes, world
+        super().__init__(network)
+        self._classes, self._world = classes, world
         self._symmetric: dict[tuple[TransferPattern, float], bool] = {}
         self._idle = IdleNetwork(network.env, new_network)
         self._unforeseen = UnforeseenTransfers()
@@ -106,13 +107,4 @@ class WorldNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that went over each link, by the simulated one of its class."""
-        found = self._network.bytes_by_link() if isinstance(self._network, LinkCounter) else {}
-        return self._classes.expanded(found)
-
-    def figures(self) -> Mapping[str, float]:
-        """Return what the network has counted."""
-        return self._network.figures() if isinstance(self._network, FigureReporter) else {}
-
-    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
-        """Return how far off transfers that have run are expected to be; see ``ErrorEstimator``."""
-        return self._network.relative_error(kind, gpus, nbytes) if isinstance(self._network, ErrorEstimator) else 0.0
+        return self._classes.expanded(self.simulated_bytes_by_link())
