@@ -84,6 +84,16 @@ def test_its_figures_are_those_of_the_result(page: Any, result: Any) -> None:
     assert len(cells) == 1 + len(result.data.ranks)
 
 
+def test_a_narrow_window_shows_it_without_scrolling_sideways(page: Any) -> None:
+    before = page.viewport_size
+    page.set_viewport_size({"width": 400, "height": 800})
+    try:
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    finally:
+        page.set_viewport_size(before)
+
+
 def test_zooming_and_moving_by_keys(page: Any, result: Any) -> None:
     page.evaluate("timeline.show(0, timeline.end)")
     whole = seen(page)

@@ -167,6 +167,16 @@ def test_ranks_that_wait_alike_for_others_are_one_row() -> None:
     assert (computing["ranks"], computing["text"]) == ("0", "add")
 
 
+def test_ranks_that_are_not_simulated_are_shown_with_the_one_that_stands_for_them() -> None:
+    """Of 16 ranks of data parallelism one is simulated."""
+    watched = WatchedRun(lambda seconds, tasks: None)
+    triosim.simulate("gpt2", "ddp=16", gpu="H100", layers=2, topology="dgx-h100(gpus=16)", progress=watched)
+    said = watched.state()["represented"]
+    assert said == "1 of 16 ranks is simulated, each for those that do the same: rank 0 stands for ranks 0-15."
+    (row,) = rows_of({0: Doing("computing", "add", 4.0)}, 5.0, {0: range(16)})
+    assert row["ranks"] == "0-15"
+
+
 @pytest.mark.parametrize(
     "options", [{"parallel": "dp=4"}, {"parallel": "pp=4", "micro_batches": 2}, {"parallel": "fsdp=4"}]
 )

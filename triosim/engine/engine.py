@@ -141,6 +141,15 @@ class Engine:
         representative = int if self._symmetry is None else self._symmetry.representative
         return {index: doing(rank, arriving, posted, representative) for index, rank in self.ranks.items()}
 
+    def represented(self) -> dict[int, list[int]]:
+        """Return the ranks that each rank that is simulated stands for."""
+        if self._symmetry is None:
+            return {index: [index] for index in self.ranks}
+        found: dict[int, list[int]] = {}
+        for rank in range(self._symmetry.world):
+            found.setdefault(self._symmetry.representative(rank), []).append(rank)
+        return found
+
     @without_collecting()
     def run(self, streams: Mapping[int, TaskStream]) -> Recording:
         """Run every rank's stream to its end and return what was recorded.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -93,7 +93,8 @@ class WatchedRun(Observer):
             "tasks": engine.finished_tasks,
             "open_tasks": open_tasks,
             "tasks_left": self._left(engine),
-            "ranks": rows_of(ranks, engine.env.now),
+            "ranks": rows_of(ranks, engine.env.now, (represented := engine.represented())),
+            "represented": _represented(represented),
             "cycle": cycle_of(ranks),
             **self._since_last(engine),
         }
@@ -134,8 +135,25 @@ def _settled(read: Any, otherwise: Any = MappingProxyType({})) -> Any:
     return otherwise
 
 
-def rows_of(ranks: dict[int, Doing], now: float) -> list[dict[str, Any]]:
-    """Return a row for the ranks that do the same but for the numbers in it, those that wait longest first."""
+def _represented(stand_for: Mapping[int, Sequence[int]]) -> str:
+    """Return a sentence that says which ranks are simulated for others; an empty one where each is for itself."""
+    several = {one: ranks for one, ranks in stand_for.items() if len(ranks) > 1}
+    if not several:
+        return ""
+    rank, ranks = next(iter(several.items()))
+    total, few = sum(map(len, stand_for.values())), len(stand_for)
+    simulated = f"{few} of {total} ranks {'is' if few == 1 else 'are'} simulated, each for those that do the same"
+    others = ", and so on" if len(several) > 1 else ""
+    return f"{simulated}: rank {rank} stands for ranks {format_ranks(ranks)}{others}."
+
+
+def rows_of(
+    ranks: dict[int, Doing], now: float, stand_for: Mapping[int, Sequence[int]] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Return a row for the ranks that do the same but for the numbers in it, those that wait longest first.
+
+    A rank that is simulated stands for others, which do the same.
+    """
     same: dict[tuple[str, str], list[int]] = {}
     for index, one in ranks.items():
         same.setdefault((one.state, _NUMBER.sub("#", one.text)), []).append(index)
@@ -145,7 +163,8 @@ def rows_of(ranks: dict[int, Doing], now: float) -> list[dict[str, Any]]:
         text = ranks[found[0]].text if len(texts) == 1 else f"{ranks[found[0]].text} (rank {found[0]}; others alike)"
         begun = [one.since for one in map(ranks.__getitem__, found) if one.since is not None]
         since = max(0.0, now - min(begun)) if begun else 0.0
-        row = {"ranks": format_ranks(found), "state": state, "text": text, "since_s": since if begun else None}
+        shown = sorted(rank for index in found for rank in stand_for.get(index, (index,)))
+        row = {"ranks": format_ranks(shown), "state": state, "text": text, "since_s": since if begun else None}
         rows.append((state != "waiting", -since, row))
     return [row for *_, row in sorted(rows, key=lambda one: one[:2])[:MOST_ROWS]]
 

@@ -27,7 +27,8 @@ function escaped(text) {
   return span.innerHTML;
 }
 // The room that the labels of a vertical axis take.
-const roomOf = (labels) => Math.min(320, 16 + 6.4 * Math.max(...labels.map((label) => label.length), 4));
+const widest = () => Math.min(310, 0.4 * innerWidth - 10);  // of a chart's labels
+const roomOf = (labels) => Math.min(widest() + 10, 16 + 6.4 * Math.max(...labels.map((label) => label.length), 4));
 const ink = () => getComputedStyle(document.documentElement).getPropertyValue("--ink");
 const faint = () => getComputedStyle(document.documentElement).getPropertyValue("--line");
 const paper = () => getComputedStyle(document.documentElement).getPropertyValue("--paper");
@@ -203,7 +204,7 @@ class Timeline {
       xAxis: { type: "value", min: 0, max: this.end, axisLabel: { formatter: (at) => seconds(at / 1e9, 6), hideOverlap: true },
         splitLine: { lineStyle: { color: faint() } } },
       yAxis: { type: "category", inverse: true, data: this.tracks.map((track) => track.label), axisTick: { show: false },
-        axisLabel: { fontSize: 11, width: 310, overflow: "truncate" } },
+        axisLabel: { fontSize: 11, width: widest(), overflow: "truncate" } },
       dataZoom: [
         { type: "inside", xAxisIndex: 0, filterMode: "none", startValue: this.range[0], endValue: this.range[1] },
         { type: "slider", xAxisIndex: 0, filterMode: "none", bottom: 8, height: 22, startValue: this.range[0],
@@ -315,7 +316,7 @@ function drawMemory(chart) {
   chart.setOption({ ...base(),
     title: { text: `GPU ${recorded.ranks}: ${bytes(recorded.peak_bytes)} at the peak`, left: 0,
       textStyle: { fontSize: 12, fontWeight: "normal" } },
-    tooltip: { trigger: "axis", valueFormatter: bytes, confine: true }, legend: { top: 26, left: 0 },
+    tooltip: { trigger: "axis", valueFormatter: bytes, confine: true }, legend: { type: "scroll", top: 26, left: 0 },
     grid: { left: 76, right: 24, top: 60, bottom: 48 },
     xAxis: { type: "value", max: recorded.times[recorded.times.length - 1], axisLabel: { formatter: (value) => seconds(value), hideOverlap: true } },
     yAxis: { type: "value", interval: bytesStep(recorded.peak_bytes), axisLabel: { formatter: bytes, showMaxLabel: false } },
@@ -373,7 +374,7 @@ class Links {
         `${escaped(rows[y].name)}<br>${percent(load)} from ${seconds((x * end) / slots)}` },
       grid: { left: roomOf(rows.map((row) => row.name)), right: 70, top: 8, bottom: 32 },
       xAxis: { type: "category", data: Array.from({ length: slots }, (_, x) => seconds((x * end) / slots)), axisTick: { show: false } },
-      yAxis: { type: "category", inverse: true, data: rows.map((row) => row.name), axisLabel: { fontSize: 10 }, axisTick: { show: false } },
+      yAxis: { type: "category", inverse: true, data: rows.map((row) => row.name), axisLabel: { fontSize: 10, width: widest(), overflow: "truncate" }, axisTick: { show: false } },
       visualMap: { min: 0, max: 1, calculable: true, formatter: percent, right: 0, top: "middle", itemHeight: 80, inRange: { color: HEAT_SCALE } },
       series: [{ type: "heatmap", data: cells, progressive: 2000 }] });
   }
@@ -391,9 +392,9 @@ function drawBars({ columns, rows, unit }) {
   const labels = rows.map((row) => row.label);
   return (chart) => chart.setOption({ ...base(),
     tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, valueFormatter: shown, confine: true },
-    legend: { top: 0, left: 0, show: columns.length > 1 }, grid: { left: roomOf(labels), right: 24, top: 32, bottom: 24 },
+    legend: { type: "scroll", top: 0, left: 0, show: columns.length > 1 }, grid: { left: roomOf(labels), right: 24, top: 32, bottom: 24 },
     xAxis: { type: "value", axisLabel: { formatter: shown, hideOverlap: true } },
-    yAxis: { type: "category", inverse: true, data: labels, axisLabel: { fontSize: 11, width: 310, overflow: "truncate" } },
+    yAxis: { type: "category", inverse: true, data: labels, axisLabel: { fontSize: 11, width: widest(), overflow: "truncate" } },
     series: columns.map((name, index) => ({ type: "bar", stack: "one", name, barMaxWidth: 24,
       itemStyle: { color: COLUMNS[name] || data.category_colours[name] || OTHERS[index % OTHERS.length] }, data: rows.map((row) => row.values[index]) })) });
 }
@@ -402,7 +403,7 @@ function drawBars({ columns, rows, unit }) {
 
 function drawPoints(chart) {
   const groups = data.points.groups;
-  chart.setOption({ ...base(), legend: { top: 0, left: 0 }, grid: { left: 76, right: 30, top: 36, bottom: 48 },
+  chart.setOption({ ...base(), legend: { type: "scroll", top: 0, left: 0 }, grid: { left: 76, right: 30, top: 36, bottom: 48 },
     tooltip: { confine: true, formatter: ({ data: [memory, time, label], seriesName }) =>
       `${escaped(label)}<br>${escaped(seriesName)}: ${seconds(time)}, ${Number(memory.toPrecision(3))} GiB` },
     xAxis: { type: "value", name: "GiB of the fullest GPU", nameLocation: "middle", nameGap: 28, scale: true },
