@@ -145,7 +145,7 @@ class FakeDevice:
         host_reads.install(patches, recorder, mode.twins)
         unknown_checks.install(patches, recorder)
         saved_tensors.install(patches, recorder, self._files, mode.twins)
-        exchange = RankExchange(self.rank, self._messages, recorder.note)
+        self.exchange = exchange = RankExchange(self.rank, self._messages, recorder.note)
         distributed_checkpoints.install(patches, exchange)
         if self._files is not None:
             started_programs.install(patches, self._files)

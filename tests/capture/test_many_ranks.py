@@ -235,3 +235,11 @@ def test_the_axes_of_a_world_are_the_families_that_tell_its_ranks_apart() -> Non
     assert independent_axes(families, 8) == [families[name] for name in ("data", "tensor", "stage")]
     assert independent_axes({"world": ((0, 1, 2),)}, 3) == [((0, 1, 2),)]
     assert independent_axes({}, 3) == [((0, 1, 2),)]
+
+
+def test_ranks_that_the_script_names_are_compared(tmp_path: Path) -> None:
+    more = "    if rank % 4 == 2:\n        torch.ones(3, device='cuda').exp()\n    optimizer.step()"
+    script = DDP.replace("    optimizer.step()", more)
+    capture = capture_ranks(written(tmp_path, script, FIRST_PRINTS=False), world=8)
+    assert capture.streams.like == (0, 0, 2, 0, 0, 0, 2, 0)
+    assert capture.compared == (0, 2, 7)

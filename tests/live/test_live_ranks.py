@@ -627,3 +627,79 @@ def test_a_warning_is_shown_once_for_all_ranks_and_names_the_scripts_line(tmp_pa
     expected = [f"train.py:{first}: in library.py:2: {what}", f"train.py:{first + 2}: {what}"]
     assert warnings == [f"triosim: warning: {one}" for one in expected]
     assert f"warning: {expected[0]}" in (tmp_path / "logs" / "rank-3.log").read_text(encoding="utf-8")
+
+
+#: Rank 5 leaves after the two steps in which ranks are compared, or before them; or it is the only one that sends.
+LEAVES = (
+    SETUP
+    + """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(5):
+    if rank == 5 and step == WHEN:
+        print("rank 5 gives up", file=sys.stderr)
+        sys.exit(3)
+    model(torch.randn(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+)
+
+
+@pytest.mark.parametrize("when", [0, 4])
+def test_a_rank_that_the_script_names_runs_and_fails(tmp_path: Path, when: int) -> None:
+    done = run(tmp_path, LEAVES.replace("WHEN", str(when)), "--world", "16", "-q")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-2:] == [
+        "rank 5 gives up",
+        "triosim: rank 5 ended with status 3: the others are ended",
+    ]
+
+
+OF_A_NAMED_RANK = (
+    SETUP
+    + """
+number = torch.tensor([rank * rank], device="cuda")
+dist.broadcast(number, src=5)
+if rank == 5:
+    dist.send(number, dst=0)
+if rank == 0:
+    dist.recv(torch.zeros(1, dtype=torch.int64, device="cuda"), src=5)
+    print(number.item())
+"""
+)
+
+
+def test_a_root_and_a_sender_that_the_script_names_run(tmp_path: Path) -> None:
+    done = run(tmp_path, OF_A_NAMED_RANK, "--world", "16", "-q", "--print-ranks", "0")
+    assert (done.stdout, done.returncode) == ("25\n", 0), done.stderr
+
+
+def test_a_deadlock_names_the_ranks_to_run(tmp_path: Path) -> None:
+    hidden = OF_A_NAMED_RANK.replace("rank == 5", "rank == len(sys.path[:1]) * 5")
+    done = run(tmp_path, hidden, "--world", "16", "-q")
+    assert done.returncode == 2
+    assert "rank 5 does not run, and is taken to do what rank 15 does: run it, --ranks 0,5,15" in done.stderr
+    assert run(tmp_path, hidden, "--world", "16", "-q", "--ranks", "0,5,15", "--print-ranks", "0").stdout == "25\n"
+
+
+OTHERWISE = (
+    SETUP
+    + """
+number = torch.tensor(rank % 3, device="cuda")
+dist.all_reduce(number, dist.ReduceOp.MAX)
+half = dist.new_group(list(range(world // 2))) , dist.new_group(list(range(world // 2, world)))
+count = torch.tensor(1, device="cuda")
+dist.all_reduce(count, group=half[rank >= world // 2])
+print(number.item(), count.item())
+"""
+)
+
+
+@pytest.mark.parametrize("ranks", ["auto", "all"])
+def test_lines_that_use_numbers_of_ranks_that_do_not_run_are_named(tmp_path: Path, ranks: str) -> None:
+    done = run(tmp_path, OTHERWISE, "--world", "4", "-q", "--ranks", ranks if ranks == "all" else "0,3")
+    lines = OTHERWISE.split("\n")
+    named = [number for number, line in enumerate(lines, 1) if "all_reduce" in line]
+    said = f"at train.py:{named[0]}, train.py:{named[1]} numbers of the 2 ranks that do not run are taken to be"
+    assert (said in done.stderr) == (ranks == "auto")
+    assert done.stdout.splitlines() == (["2 2"] * 4 if ranks == "all" else ["0 2"] * 2)

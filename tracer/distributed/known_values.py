@@ -103,6 +103,8 @@ def _contributions(
 ) -> Sequence[_Sent | None]:
     """Return what each member sends; wait for the others only where what this rank gets can be known."""
     if ranks.is_alone(members):
+        if mine is not None:
+            ranks.take(members, [members[asked.root or 0]] if asked.kind in _OF_ROOT else None)
         return [mine] * len(members)
     written = None if mine is None else [[_to_json(one) for one in parts] for parts in (mine.values, mine.masks)]
     if asked.kind in _OF_ROOT:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.distributed.rank_numbers import RankNumbers, differ
+from triosim.tracer.recorder.script_lines import is_asked_by_pytorch, script_line
 
 
 class RankExchange:
@@ -32,6 +33,7 @@ class RankExchange:
         self._like = None if messages is None else messages.like
         self._alike = None if messages is None else messages.alike
         self._note = note
+        self.taken: dict[str, None] = {}  # lines at which the script got numbers of ranks that do not run
 
     def holder(self, members: Sequence[int], rank: int) -> int:
         """Return the running rank that stands for one of the members of a group."""
@@ -46,6 +48,16 @@ class RankExchange:
     def is_alone(self, members: Sequence[int]) -> bool:
         """Whether this rank stands for all members of a group."""
         return all(self.holder(members, one) == self.rank for one in members)
+
+    def take(self, members: Sequence[int], senders: Sequence[int] | None = None) -> None:
+        """Keep the line of the script where it gets numbers of ``senders``, all members by default, that do not run."""
+        if self._like is None:
+            return
+        if (
+            any(self._like[one] != one for one in (members if senders is None else senders))
+            and not is_asked_by_pytorch()
+        ):
+            self.taken[script_line()] = None
 
     def _others(self, members: Sequence[int]) -> list[int]:
         """Return the running ranks whose contributions this one gets."""
@@ -69,6 +81,7 @@ class RankExchange:
         """
         if self._like is None or self._alike is None:
             return list(sent)
+        self.take(members)
         running = {one: value for one, value in zip(members, sent, strict=True) if self.holder(members, one) == one}
         if len(running) in (1, len(members)) or not differ(list(running.values())):
             return list(sent)
@@ -95,6 +108,7 @@ class RankExchange:
     def of_root(self, members: Sequence[int], subject: str, root: int, mine: Any) -> Any:
         """Return what the root, a position in the group, sends, for whom each other waits. ``mine`` can be written as JSON."""
         holder = self.holder(members, members[root])
+        self.take(members, [members[root]])
         if self._messages is None or self.is_alone(members):
             return mine
         subject = _name(f"{subject}-of-{root}", members)
@@ -106,6 +120,7 @@ class RankExchange:
     def objects(self, members: Sequence[int], mine: Any) -> list[Any]:
         """Return the Python object that each member of a group sends; of ranks with one holder it is the same object."""
         if self.is_alone(members):
+            self.take(members)
             return [mine] * len(members)
         holders = [self.holder(members, one) for one in members]
         sent = dict(zip(holders, self.contributions(members, "objects", encoded(mine)), strict=True))
@@ -116,6 +131,7 @@ class RankExchange:
         """Return the Python object that the root, a position in the group, sends."""
         is_mine = self.holder(members, members[root]) == self.rank
         if is_mine and self.is_alone(members):
+            self.take(members, [members[root]])
             return mine
         sent = self.of_root(members, "object", root, encoded(mine) if is_mine else None)
         return mine if is_mine else decoded(sent)
@@ -128,6 +144,7 @@ class RankExchange:
     def receive(self, sender: int, otherwise: Any) -> Any:
         """Return the Python object that a rank has sent to this one, if it runs; wait for it."""
         if self._messages is None or self._like is None or self._like[sender] != sender:
+            self.take([sender])
             return otherwise
         return decoded(self._messages.receive(sender, "object"))
 

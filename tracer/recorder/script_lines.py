@@ -22,6 +22,17 @@ _TORCH = str(Path(torch.__file__).resolve().parent)
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 #: Where packages lie, in the folder of Python's own modules.
 _PACKAGES = tuple(os.path.join(_PYTHON, name) for name in ("site-packages", "dist-packages"))
+#: PyTorch's modules through which every collective goes.
+_CALLS_OF_COLLECTIVES = frozenset(
+    (
+        "distributed_c10d.py",
+        "c10d_logger.py",
+        "_functional_collectives.py",
+        "_ops.py",
+        "_contextlib.py",
+        "eval_frame.py",
+    )
+)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -55,6 +66,17 @@ def calling_place() -> tuple[str, int]:
             return file, frame.f_lineno
         frame = frame.f_back
     return script_place()
+
+
+def is_asked_by_pytorch() -> bool:
+    """Whether a collective is one that PyTorch makes by itself, as its wrappers of models do, and not the script."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*OURS, "<")) and os.path.basename(file) not in _CALLS_OF_COLLECTIVES:
+            return bool(file.startswith(_TORCH))
+        frame = frame.f_back
+    return False
 
 
 def _of_a_package(file: str) -> bool:

@@ -3,7 +3,8 @@
 The process groups that a script makes give each rank a coordinate along some axes, such as the dimensions of its device mesh.
 Rank 0 and the last rank are captured first; if they run the same operators, all ranks are assumed to. Otherwise the two ends of
 each axis are compared, and, where they differ, the ranks between them by bisection. Rank 0, which often prints and saves, is
-compared apart. Every other rank is assumed to run what the captured rank with equivalent coordinates runs.
+compared apart, and so is one of those ranks that the script names (``rank == 5``). Every other rank is assumed to run what the
+captured rank with equivalent coordinates runs.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ class CapturedStreams:
     """The task streams of all ranks, and the ranks that were ``compared`` to find which differ.
 
     Every other rank is assumed to run what one of them runs. None were compared where the caller listed the ranks.
-    ``awaited`` are those from which a captured rank needed a message.
+    ``awaited`` are those from which a captured rank needed a message, ``singled_out`` those that the script names, of those
+    that it names together the first.
     """
 
     streams: TaskStreams
     compared: tuple[int, ...] = ()
     awaited: tuple[int, ...] = ()
+    singled_out: tuple[int, ...] = ()
 
 
 def capture_ranks(
@@ -71,7 +74,7 @@ def captured_streams(job: CaptureJob, chosen: Sequence[int] | None, *, quiet: bo
     """Capture the ``chosen`` ranks of a world, or, with None, those that differ, and return the streams of all ranks."""
     world = job.world
     with tempfile.TemporaryDirectory(prefix="triosim-") as folder, RankPool(job, Path(folder), quiet) as pool:
-        like = _compared(pool, world) if chosen is None else _nearest(pool, chosen, world)
+        like = _with_singled_out(pool, _compared(pool, world)) if chosen is None else _nearest(pool, chosen, world)
         captured = sorted(set(like))
         summaries = dict(zip(captured, pool.summaries(captured), strict=True))
         compared = pool.captured if chosen is None else ()
@@ -79,7 +82,8 @@ def captured_streams(job: CaptureJob, chosen: Sequence[int] | None, *, quiet: bo
         awaited = pool.awaited
     axes = _all_axes(summary.groups for summary in summaries.values())
     sample_axes = reduce(SampleAxes.joined, (summary.sample_axes for summary in summaries.values()))
-    return CapturedStreams(joined_streams(traces, like, axes, sample_axes), compared, awaited)
+    named = () if chosen is not None else tuple(dict.fromkeys(group[0] for group in summaries[0].singled_out))
+    return CapturedStreams(joined_streams(traces, like, axes, sample_axes), compared, awaited, named)
 
 
 def joined_streams(
@@ -133,6 +137,19 @@ def _compared(pool: RankPool, world: int) -> tuple[int, ...]:
         rank_at[tuple([equivalent[at] for equivalent, at in zip(same, coordinate, strict=True)])]
         for coordinate in coordinates
     )
+
+
+def _with_singled_out(pool: RankPool, like: tuple[int, ...]) -> tuple[int, ...]:
+    """Return for each rank the captured one that runs the same, after comparing the ranks that the script singles out too."""
+    groups = pool.summaries([0])[0].singled_out
+    known, found = set(pool.captured), list(like)
+    pool.summaries(dict.fromkeys(group[0] for group in groups))
+    for first, *others in groups:
+        before = like[first]
+        if pool.summaries([first])[0].digest != pool.summaries([before])[0].digest:
+            for rank in (first, *(one for one in others if like[one] == before and one not in known)):
+                found[rank] = first
+    return tuple(found)
 
 
 def _nearest(pool: RankPool, chosen: Sequence[int], world: int) -> tuple[int, ...]:

@@ -65,13 +65,14 @@ class RankSummary:
     """The step that a rank runs, as a ``digest`` that is equal for ranks that run the same, and its process groups by axis.
 
     ``sample_axes`` say which samples it has. ``uneven`` are, by the size of an axis, the positions along it where shards of
-    parameters become smaller.
+    parameters become smaller. ``singled_out`` are ranks that the script names together.
     """
 
     digest: str
     groups: dict[str, tuple[tuple[int, ...], ...]]
     sample_axes: SampleAxes
     uneven: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    singled_out: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(slots=True)

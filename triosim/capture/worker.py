@@ -14,6 +14,7 @@ from triosim.capture.process_pool import CaptureJob, RankSummary, progress_file
 from triosim.errors import CaptureError, TriosimError
 from triosim.trace import Trace
 from triosim.tracer.distributed.rank_messages import RankMessages
+from triosim.tracer.distributed.singled_out import script_sources, singled_out
 from triosim.tracer.distributed.wrappers.uneven_shards import uneven_positions
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.patches import Patches
@@ -82,8 +83,9 @@ def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) 
             device.step_ends(0, observed)
         trace, groups = device.traces[0], device.groups
         uneven = {} if observed.model is None else uneven_positions(observed.model.parameters())
+        named = singled_out(script_sources(job.script.path, module=job.script.module), job.world, device.devices)
     assert groups is not None
-    return trace, RankSummary(digest(trace), groups.groups, groups.sample_axes, uneven)
+    return trace, RankSummary(digest(trace), groups.groups, groups.sample_axes, uneven, named)
 
 
 def _tell_progress(device: FakeDevice, file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -128,14 +129,25 @@ def run_live(request: Request, config: RunConfig, progress: Progress | None = No
         system = live_system(job.gpu, like, config, None if found is None else found.streams)
         try:
             outcome = run.simulate(system, request.step, progress)
-        except DeadlockError:
+        except DeadlockError as error:
             if failure is None:
-                raise
+                raise _with_ranks(error, like) from None
             sys.stderr.write(failure.output)  # the rank that fails waits for ranks that were not found to run
             output.failed(failure.rank, 1)
             outcome = LiveOutcome((), 1)
     _say_files(str(job.files), kept=request.files is not None)
     return outcome.status, _result(outcome, request.command, config)
+
+
+def _with_ranks(error: DeadlockError, like: Sequence[int]) -> DeadlockError:
+    """Return a deadlock that names the ranks to run as well, where it waits for some that do not run."""
+    running = set(like)
+    absent = [rank for rank in dict.fromkeys(map(int, re.findall(r"\brank (\d+)", error.what))) if rank not in running]
+    if not absent:
+        return error
+    more = ",".join(map(str, sorted({*running, *absent})))
+    fix = f"rank {absent[0]} does not run, and is taken to do what rank {like[absent[0]]} does: run it, --ranks {more}"
+    return DeadlockError(error.what, where=error.where, fix=fix)
 
 
 def _local_ranks(launch: Launch, gpu: Gpu, world: int, config: RunConfig) -> int:
@@ -215,9 +227,9 @@ def _led_by_last(found: CapturedStreams) -> CapturedStreams:
 
 
 def _followed(chosen: Sequence[int], found: CapturedStreams | None, world: int) -> tuple[int, ...]:
-    """Return for each rank the running one that it follows. Rank 0 and the last one run always."""
+    """Return for each rank the running one that it follows. Rank 0, the last one and those that the script names run always."""
     like = [0] * world if found is None else list(found.streams.like)
-    for rank in (*_with_ends(chosen, world), *(() if found is None else found.awaited)):
+    for rank in (*_with_ends(chosen, world), *(() if found is None else (*found.awaited, *found.singled_out))):
         like[rank] = rank
     return tuple(like)
 
@@ -254,4 +266,8 @@ def _result(outcome: LiveOutcome, command: str, config: RunConfig) -> Result | N
     tokens = None if sample is None else sample * result.data.global_batch_size
     steps = tuple([ScriptStep(one.index, one.began_s, one.seconds, tokens) for one in outcome.steps])
     inputs = {**result.inputs, "command": command}
-    return replace(result, data=replace(result.data, steps=steps, inputs=inputs))
+    notes = (
+        *result.data.notes,
+        "memory is that of this step; what torch.cuda reports as its peak is that of the whole run",
+    )
+    return replace(result, data=replace(result.data, steps=steps, inputs=inputs, notes=notes))

@@ -47,6 +47,8 @@ _KEPT_TRACES = 8
 #: So many steps tell the batch size, the first of which may do more than the others. Observing each call takes time.
 _OBSERVED = 2
 _NO_END = 2**62
+#: So many lines of the script are named in one of ours.
+_SHOWN_LINES = 5
 _PR_SET_PDEATHSIG = 1
 #: What Python raises where code is wrong: in a frame of ours it is our mistake, and not the script's.
 _MISTAKES = (AttributeError, TypeError, LookupError, AssertionError, NameError, RecursionError)
@@ -142,6 +144,7 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
                     execute(script.path, script.arguments_of(messages.rank % job.local), module=script.module)
                 finally:
                     atexit._run_exitfuncs()  # in simulated time, and with the files of the overlay
+                    _say_taken(device, messages, feed)
         return 0
     except EnoughSteps:
         return 0
@@ -186,6 +189,22 @@ def _notes(feed: TaskFeed) -> Patch:
             shown(message, category, *others, **named)
 
     return Patch(warnings, "showwarning", showwarning)
+
+
+def _say_taken(device: FakeDevice, messages: _Messages, feed: TaskFeed) -> None:
+    """Say at which lines the script has used numbers of ranks that do not run."""
+    lines = list(device.exchange.taken)
+    if not lines or messages.like is None:
+        return
+    shown = ", ".join(lines[:_SHOWN_LINES]) + (
+        f" and {len(lines) - _SHOWN_LINES} more" if len(lines) > _SHOWN_LINES else ""
+    )
+    absent = sum(one != rank for rank, one in enumerate(messages.like))
+    what = (
+        f"at {shown} numbers of the {absent} ranks that do not run are taken to be those of ranks that do, or to grow evenly "
+        "with the rank; --ranks all runs them"
+    )
+    feed.say(Said("note", f"triosim: note: {what}\n".encode()))
 
 
 def _profiled(device: FakeDevice, rank: int) -> ProfiledRank:
