@@ -153,3 +153,14 @@ def test_offload_comes_back(framework: str, parallel: str, offload: str, tmp_pat
     assert not [line for line in exported(framework, job, config, tmp_path) if "offload" in line]
     back = job_of(LLAMA, read_back(framework, LLAMA, tmp_path, config), GPUS)
     assert back.settings["offload"] == job.settings["offload"]
+
+
+@pytest.mark.parametrize("framework", WRITERS)
+def test_a_trace_has_no_settings_of_a_described_model(framework: str, tmp_path: Path) -> None:
+    trace = str(Path(__file__).parents[2] / "examples" / "traces" / "vgg13_a100_fake.json.gz")
+    config = RunConfig.of(parallel="fsdp=4", gpus=4)
+    job = job_of(trace, config, 4, 128)
+    assert job.global_batch_size == 512
+    assert not [line for line in exported(framework, job, config, tmp_path) if " seq:" in line or " dtype:" in line]
+    found = read_launch_file(str(tmp_path / MAIN[framework]), ModelSizes.of(trace, config))
+    assert not found.options.keys() & {"seq", "dtype", "precision", "stack", "optimizer"}

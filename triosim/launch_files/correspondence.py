@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from triosim.config import Option
+from triosim.config import COMMON, Option
+from triosim.config.option import MODEL
 from triosim.errors import OptionError, nearest
 from triosim.launch_files.job import Job, ModelSizes
 
@@ -106,7 +107,10 @@ class Reading:
     ignored: list[OptionError] = field(default_factory=list)
 
     def settings(self, entries: Mapping[str, Entry]) -> dict[str, Any]:
-        """Return the settings that the entries of a file stand for. Raises ``OptionError`` that names file, line and key."""
+        """Return the settings that the entries of a file stand for; those of a described model only where one is.
+
+        Raises ``OptionError`` that names file, line and key.
+        """
         known = dict(self._checked(entries))
         found: dict[str, Any] = {}
         values = {name: known.get(name, key.parsed_default) for name, key in self.framework.keys.items()}
@@ -116,7 +120,9 @@ class Reading:
                 found.update(row.read(given))
             except OptionError as error:
                 self.refuse(error)
-        return found
+        if self.model.described:
+            return found
+        return {name: value for name, value in found.items() if name not in COMMON or COMMON[name].panel != MODEL}
 
     def _checked(self, entries: Mapping[str, Entry]) -> Iterator[tuple[str, Any]]:
         """Yield the values of the table's keys, converted."""
