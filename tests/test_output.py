@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from triosim.errors import OutputError
-from triosim.output_files import check_outputs, check_writable, writing_bytes, writing_text
+from triosim.output_files import check_outputs, check_writable, writing_bytes, writing_folder, writing_text
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
@@ -157,3 +157,19 @@ def test_threads_may_write_one_file(tmp_path: Path) -> None:
         thread.join()
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert len({*(tmp_path / "x.json").read_text()}) == 1
+
+
+def test_a_folder_of_files_that_could_not_all_be_written_is_as_before(tmp_path: Path) -> None:
+    own = tmp_path / "old" / "notes"
+    own.parent.mkdir()
+    own.touch()
+
+    def fill(name: str) -> None:
+        with writing_folder(tmp_path / name) as folder:
+            (folder / "rank-0").touch()
+            check_writable(tmp_path / "none" / "rank-1")
+
+    for name in ("new", "old"):
+        with pytest.raises(OutputError):
+            fill(name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["old", "notes"]

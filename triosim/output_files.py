@@ -80,6 +80,31 @@ def check_folder(path: PathLike, content: str, pattern: str) -> None:
         raise OutputError("is not a folder", where=str(path), fix=f"name a folder for the {content}")
     if folder.is_dir() and any(folder.glob(pattern)):
         raise OutputError(f"holds {content} already", where=str(path), fix="name another folder")
+    above = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not os.access(above, os.W_OK):
+        raise OutputError("may not be written", where=str(path), fix="choose a folder that you may write")
+
+
+@contextmanager
+def writing_folder(path: PathLike) -> Iterator[Path]:
+    """Make a folder for files that belong together; what the block wrote is removed where it is left with an exception.
+
+    Raises ``OutputError`` where the folder cannot be made.
+    """
+    folder = Path(path)
+    before = {one.name for one in folder.iterdir()} if folder.is_dir() else None
+    with _named_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):
+            for one in folder.iterdir():
+                if one.name not in (before or ()):
+                    one.unlink()
+            if before is None:
+                folder.rmdir()
+        raise
 
 
 def check_ending(target: str, endings: tuple[str, ...], what: str, option: str = "--output") -> None:

@@ -21,7 +21,7 @@ from triosim.launch_files.deepspeed import DEEPSPEED, as_json, nested
 from triosim.launch_files.job import OPTION, SIZES, Job, job_of, options_of
 from triosim.launch_files.megatron import MEGATRON, as_arguments
 from triosim.launch_files.torchtitan import TORCHTITAN, torchtitan_text
-from triosim.output_files import check_writable, writing_text
+from triosim.output_files import check_writable, writing_folder, writing_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +129,20 @@ def check_export(folder: str | None, names: list[str] | None) -> None:
 
 def write_launch_files(folder: str, names: list[str], exported: Exported) -> list[str]:
     """Write the launch files of frameworks into a folder, which is made; return what is not in them as it was simulated."""
-    Path(folder).mkdir(exist_ok=True)
     said: list[str] = []
-    for name in names:
-        framework, files = WRITERS[name]
-        values = framework.written(exported.job)
-        different = list(differences(framework, values, exported))
-        texts = files(exported, values, [*_heading(framework, exported), *_listed(different)])
-        paths = {str(Path(folder) / file): text for file, text in texts.items()}
-        for path in paths:
-            check_writable(path)
-        for path, text in paths.items():
-            with writing_text(path) as file:
-                file.write(text)
-        said += [f"{framework.name}: {one}" for one in different]
+    with writing_folder(folder):
+        for name in names:
+            framework, files = WRITERS[name]
+            values = framework.written(exported.job)
+            different = list(differences(framework, values, exported))
+            texts = files(exported, values, [*_heading(framework, exported), *_listed(different)])
+            paths = {str(Path(folder) / file): text for file, text in texts.items()}
+            for path in paths:
+                check_writable(path)
+            for path, text in paths.items():
+                with writing_text(path) as file:
+                    file.write(text)
+            said += [f"{framework.name}: {one}" for one in different]
     return said
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from triosim.config import RunConfig
 from triosim.gpus import Gpu
 from triosim.networks.topology import Topology
 from triosim.networks.topology.dimensional import link_bandwidth
-from triosim.output_files import check_folder, writing_text
+from triosim.output_files import check_folder, writing_folder, writing_text
 from triosim.pipeline.planning import PlannedRun, plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import TraceLike, read
@@ -41,17 +41,22 @@ def write_step(trace: TraceLike, config: RunConfig, folder: Path) -> None:
     streams = planned.priced.subject.streams
     together = streams is not None and streams.measured_together
     facts = StepFacts(timed.gpu, memory_bound(timed.operators), together)
-    folder.mkdir(parents=True, exist_ok=True)
-    for rank, nodes in enumerate(ranks):
-        write_et(folder / f"{STEM}.{rank}.et", nodes, facts.attributes)
     groups = {str(number): list(group.ranks) for group, number in numbers.groups.items()}
-    found: dict[str, Any] = {"comm_group.json": groups, "remote_memory.json": _memory(planned.system.topology)}
-    if len(ranks) > 1:
-        network = _network(planned.system.topology, len(ranks))
+    with writing_folder(folder):
+        for rank, nodes in enumerate(ranks):
+            write_et(folder / f"{STEM}.{rank}.et", nodes, facts.attributes)
+        _write_system(folder, planned.system.topology, timed.gpu, groups, len(ranks))
+
+
+def _write_system(folder: Path, topology: Topology, gpu: str, groups: Mapping[str, list[int]], ranks: int) -> None:
+    """Write the files beside the graphs."""
+    found: dict[str, Any] = {"comm_group.json": groups, "remote_memory.json": _memory(topology)}
+    if ranks > 1:
+        network = _network(topology, ranks)
         with writing_text(folder / "network.yml") as file:
             file.writelines(f"{key}: [ {', '.join(map(str, values))} ]\n" for key, values in network.items())
         sizes = [*network["npus_count"], *map(len, groups.values())]
-        found["system.json"] = _system(catalogue.get(timed.gpu), network["topology"], sizes)
+        found["system.json"] = _system(catalogue.get(gpu), network["topology"], sizes)
     for name, content in found.items():
         with writing_text(folder / name) as file:
             file.write(json.dumps(content, indent=1) + "\n")

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 
 from triosim.errors import OptionError
-from triosim.output_files import PathLike, check_folder, writing_text
+from triosim.output_files import PathLike, check_folder, writing_folder, writing_text
 from triosim.reports.kineto.rank_file import RankFile
 from triosim.reports.kineto.run_facts import groups_of, run_facts
 from triosim.results.report import Report
@@ -36,15 +35,15 @@ class Kineto(Report):
         if result.recording is None or result.recording.handles is None:
             raise OptionError("this result holds no timeline", fix="simulate with timeline=True")
         self.check(path)
-        Path(path).mkdir(parents=True, exist_ok=True)
         by_rank: dict[int, list[Handle]] = defaultdict(list)
         for handle in result.recording.handles:
             by_rank[handle.rank].append(handle)
         waits = {record.rank: record.host_waits for record in result.recording.ranks}
         facts = run_facts(str(result.inputs.get("trace", {}).get("model", "model")), by_rank, result.memory)
-        for rank, handles in sorted(by_rank.items()):
-            with writing_text(Path(path) / f"rank-{rank}.json.gz") as file:
-                RankFile(file, _owner(result, rank, facts.groups), facts).write(handles, waits.get(rank, ()))
+        with writing_folder(path) as folder:
+            for rank, handles in sorted(by_rank.items()):
+                with writing_text(folder / f"rank-{rank}.json.gz") as file:
+                    RankFile(file, _owner(result, rank, facts.groups), facts).write(handles, waits.get(rank, ()))
 
 
 def _owner(result: Result, rank: int, numbers: Mapping[Communicator, int]) -> ProfiledRank:

@@ -363,13 +363,12 @@ def _shaped(arguments: dict[str, Any]) -> Iterator[list[tuple[tuple[int, ...], s
         if kind in DTYPES:
             yield [(_sizes(shape), DTYPES[kind])]
         elif kind == "TensorList":
-            yield [(_sizes(one), "float32") for one in shape]
+            yield [(_sizes(one), "float32") for one in (shape if isinstance(shape, list) else [shape])]
         else:
             yield []
 
 
-def _sizes(shape: list[Any]) -> tuple[int, ...]:
-    sizes = tuple(int(size) for size in shape)
-    if min(sizes, default=0) < 0:
-        raise ValueError(f"no tensor has the shape {shape}")
-    return sizes
+def _sizes(shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(f"no tensor has the shape {shape!r:.60}")
+    return tuple(shape)
