@@ -7,9 +7,14 @@ from dataclasses import replace
 import pytest
 
 import triosim
+from triosim.config import RunConfig
+from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.memory.liveness.lifetimes import lifetimes
-from triosim.memory.liveness.module_inputs import kept_for_modules
+from triosim.memory.liveness.module_inputs import kept_for_modules, module_inputs
 from triosim.models import Llama
+from triosim.pipeline.planning import plan_step
+from triosim.pipeline.pricing import price
+from triosim.pipeline.reading import read
 from triosim.trace import Operator, Phase, Tensor
 
 BATCH, TOKENS, WIDTH, HIDDEN = 4, 16, 32, 64
@@ -66,3 +71,15 @@ def test_a_feed_forward_layer_has_its_input_beside_its_result(parallel: str | No
         step = triosim.rank_memory(trace, parallel, training=False).report().usage.lifetimes
     alive = [one for one in step.items if one.layer.endswith("post_attention_layernorm")]
     assert any(one.last_operator is not None and one.last_operator >= last for one in alive)
+
+
+def test_recomputed_layers_of_every_stage_hold_what_they_hold_without_a_pipeline() -> None:
+    """The backward passes of stages run from the last to the first: no layer is recomputed right behind the forward pass."""
+    kept = []
+    for parallel in ("single", "pp=2"):
+        config = RunConfig.of(parallel=parallel, recompute="full", micro_batch_size=1, batch_size=4, gpu="H100")
+        priced = price(read("gpt2(layers=4, hidden=64, heads=4)", config), config)
+        planned = plan_step(priced, config)
+        assert isinstance(planned, ParallelPlan)
+        kept.append(module_inputs(planned.program))
+    assert kept[0] == kept[1]
