@@ -80,6 +80,14 @@ def test_a_whole_step_is_said_nothing_of(tmp_path: Path) -> None:
     assert said(Step().forward().backward().optimizer().trace(tmp_path)) == []
 
 
+def test_copies_of_gradients_by_hooks_are_no_missing_forward_pass(tmp_path: Path) -> None:
+    """As of FSDP, which copies shards before it reduces them."""
+    step = Step().forward().backward()
+    for _ in range(9):
+        step.call(f"{ENGINE}aten::split_with_sizes_copy", [[3, 8]], **{"Fwd thread id": 1})
+    assert said(step.optimizer().trace(tmp_path)) == []
+
+
 @pytest.mark.parametrize(
     ("step", "what"),
     [

@@ -5,18 +5,18 @@ A profiler that is started or stopped within a step, or stopped before the GPU i
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from triosim.errors import TraceError
-from triosim.trace.autograd import ACCUMULATE_GRAD
 from triosim.trace.formats.pytorch.kineto import Profile
 from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
 from triosim.trace.formats.unclassified import UnclassifiedOperator
 
-#: The part of the launches that may have no kernel, and of the backward pass's time that may differentiate nothing: sums of
-#: gradients, and copies by hooks.
+#: The part of the launches that may have no kernel, and of the time of products that may differentiate nothing.
 _LOST, _UNKNOWN = 0.1, 0.25
+_PRODUCTS = re.compile("mm|conv|attention|linear", re.IGNORECASE)
 _FIX = "profile whole steps, from before the forward pass to behind the optimizer's step"
 
 
@@ -44,7 +44,10 @@ def check_step(step: ProfiledStep, found: Sequence[UnclassifiedOperator], where:
 
 
 def _without_forward(step: ProfiledStep) -> float:
-    """Return the part of the backward pass's time that differentiates no call of the step's forward pass."""
+    """Return the part of the time of the backward pass's products that differentiates no call of the step's forward pass.
+
+    Sums of gradients and copies, by hooks and FSDP, differentiate none in whole steps either.
+    """
     forward: set[int] = set()
     backward: list[tuple[float, set[int]]] = []
     for call in step.calls:
@@ -54,7 +57,7 @@ def _without_forward(step: ProfiledStep) -> float:
         found = {node.sequence for node in call.node.walk() if node.sequence >= 0}
         if operator.phase == "forward":
             forward |= found
-        elif operator.phase == "backward" and not call.node.name.endswith(ACCUMULATE_GRAD):
+        elif operator.phase == "backward" and _PRODUCTS.search(call.node.name):
             backward.append((operator.seconds, found))
     seconds = sum(one for one, _ in backward)
     return sum(one for one, found in backward if not found & forward) / seconds if seconds else 0.0
