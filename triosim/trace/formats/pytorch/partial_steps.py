@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from triosim.errors import TraceError
+from triosim.trace.autograd import ACCUMULATE_GRAD
 from triosim.trace.formats.pytorch.kineto import Profile
 from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
 from triosim.trace.formats.unclassified import UnclassifiedOperator
 
-#: The part of the launches that may have no kernel, and of the time of products that may differentiate nothing.
+#: The part of the launches that may have no kernel, and of the products that may differentiate nothing.
 _LOST, _UNKNOWN = 0.1, 0.25
 _PRODUCTS = re.compile("mm|conv|attention|linear", re.IGNORECASE)
 _FIX = "profile whole steps, from before the forward pass to behind the optimizer's step"
@@ -44,23 +45,24 @@ def check_step(step: ProfiledStep, found: Sequence[UnclassifiedOperator], where:
 
 
 def _without_forward(step: ProfiledStep) -> float:
-    """Return the part of the time of the backward pass's products that differentiates no call of the step's forward pass.
+    """Return the part of the products right before gradients are accumulated that differentiate no call of the forward pass.
 
-    Sums of gradients and copies, by hooks and FSDP, differentiate none in whole steps either.
+    Sums of gradients, copies by hooks and FSDP, and what is recomputed differentiate none in whole steps either.
     """
     forward: set[int] = set()
-    backward: list[tuple[float, set[int]]] = []
+    products: list[set[int]] = []
+    last: set[int] | None = None
     for call in step.calls:
         operator = step.by_call.get(call.node.number)
-        if operator is None:
-            continue
         found = {node.sequence for node in call.node.walk() if node.sequence >= 0}
-        if operator.phase == "forward":
+        if operator is not None and operator.phase == "forward":
             forward |= found
-        elif operator.phase == "backward" and _PRODUCTS.search(call.node.name):
-            backward.append((operator.seconds, found))
-    seconds = sum(one for one, _ in backward)
-    return sum(one for one, found in backward if not found & forward) / seconds if seconds else 0.0
+        elif call.node.name.endswith(ACCUMULATE_GRAD):
+            products += [] if last is None else [last]
+            last = None
+        elif operator is not None and operator.phase == "backward" and _PRODUCTS.search(call.node.name):
+            last = found
+    return sum(not one & forward for one in products) / len(products) if products else 0.0
 
 
 def _check_kernels(profile: Profile, where: str) -> None:
