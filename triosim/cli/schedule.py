@@ -12,6 +12,7 @@ from triosim.config import COMMON, Option
 from triosim.config.option import GENERAL
 from triosim.errors import OptionError
 from triosim.output_files import check_ending, check_outputs
+from triosim.reports.terminal.progress import Progress
 
 schedule_alone = LaterModule("comparison.schedule_alone")
 csv_file = LaterModule("extrapolators.pipeline.schedules.csv_file")
@@ -64,7 +65,9 @@ def command(
         pictures.check_plot(plot)
     options = {key: given[key] for key in ("virtual_stages", "options")}
     times = _times(given["times"])
-    run = schedule_alone.run_schedule(name, given["stages"], given["micro_batches"], times=times, **options)
+    with Progress(shown=not given["quiet"]) as progress:
+        progress.said("ordering passes")
+        run = schedule_alone.run_schedule(name, given["stages"], given["micro_batches"], times=times, **options)
     if output is not None:
         csv_file.write_table(run.schedule, output)
     if plot is not None:

@@ -10,6 +10,7 @@ from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.config import COMMON, Option
 from triosim.config.option import GENERAL
 from triosim.output_files import check_outputs
+from triosim.reports.terminal.progress import Progress
 
 topologies = LaterModule("networks.topology")
 sections = LaterModule("pipeline.system")
@@ -37,8 +38,10 @@ def command(name: Annotated[str, o.argument("NAME|FILE", "A name or a YAML file.
     check_outputs(output, reading=(name,))
     if output is not None:
         pictures.check_plot(output)
-    topology = topologies.Topology.load(name, gpus=given["gpus"])
-    sections.check_sections(topology)
+    with Progress() as progress:
+        progress.said("building links")
+        topology = topologies.Topology.load(name, gpus=given["gpus"])
+        sections.check_sections(topology)
     if output is not None:
         topology_picture.draw(topology, output)
     show_on_terminal(tables.render(topology))
