@@ -703,3 +703,20 @@ def test_lines_that_use_numbers_of_ranks_that_do_not_run_are_named(tmp_path: Pat
     said = f"at train.py:{named[0]}, train.py:{named[1]} numbers of the 2 ranks that do not run are taken to be"
     assert (said in done.stderr) == (ranks == "auto")
     assert done.stdout.splitlines() == (["2 2"] * 4 if ranks == "all" else ["0 2"] * 2)
+
+
+def test_a_clock_that_is_read_after_the_time_of_an_event_has_gone_on(tmp_path: Path) -> None:
+    script = """
+import time, torch
+model, data = torch.nn.Linear(8192, 8192).cuda(), torch.randn(4096, 8192, device="cuda")
+began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+start = time.time()
+began.record()
+model(data).sum().backward()
+ended.record()
+torch.cuda.synchronize()
+elapsed = began.elapsed_time(ended) / 1e3
+print(0.01 < elapsed <= time.time() - start < 1.01 * elapsed)
+"""
+    done = run(tmp_path, script, "-q")
+    assert done.stdout == "True\n", done.stderr

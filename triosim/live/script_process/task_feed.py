@@ -18,6 +18,7 @@ from triosim.live.items import (
     Item,
     NewOperator,
     Question,
+    ReadClock,
     Said,
     StepOver,
     TimedEvent,
@@ -172,7 +173,7 @@ class TaskFeed:
         self.send(question)
         self.flush()
         answer = self._connection.recv()
-        self._quiet = True
+        self._quiet = isinstance(question, ReadClock)
         return answer
 
     def end(self, status: int) -> None:
@@ -189,7 +190,7 @@ class TaskFeed:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing happened since the last answer."""
+        """Whether nothing happened since the clock was read."""
         return self._quiet
 
     @property
