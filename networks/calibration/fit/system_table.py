@@ -193,6 +193,8 @@ class _Table:
             per_node = 0 if preset is None else systems.node_size(preset)
         except TriosimError as error:
             return SystemRow(group, refused=error.what)
+        except KeyError as error:
+            return SystemRow(group, refused=f"has no column {error.args[0]}")
         row = MeasuredCollective(step, 2, kernel.tokens * kernel.token_bytes, seconds)
         said = {**line, "gpus": str(group.nodes * max(per_node, 2)), "nodes": str(group.nodes)}
         return replace(_placed(group, row, said, None), kernel=kernel)

@@ -13,6 +13,7 @@ import numpy as np
 from triosim.compute import csv_table
 from triosim.compute.families import FamilyCalls
 from triosim.compute.fit.family_tables import FamilyTable
+from triosim.errors import TriosimError
 
 _SIZES = {"m": "N", "n": "M", "k": "K"}
 _TIME = "Time (msec)"
@@ -29,6 +30,9 @@ def read(path: str | os.PathLike[str]) -> list[FamilyTable]:
     file = os.fspath(path)
     sheet = csv_table.read(file)
     sheet.require_rows()
+    for name in ("precision", "gpu"):
+        if name not in sheet.header:
+            raise TriosimError(f"has no column {name}", where=sheet.where, fix="DeepBench's tables have it")
     parts: dict[str, list[int]] = {}
     cells = [dict(zip(sheet.header, row, strict=True)) for _, row in sheet.rows]
     for number, row in enumerate(cells):

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ _DAMAGED = (
         RuntimeError,
         MemoryError,
     ),
-    *(RecursionError, OverflowError, struct.error, zipfile.BadZipFile, zlib.error),
+    *(RecursionError, OverflowError, SyntaxError, tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error),
 )
 #: Files with the time of their last change and their size, so that a file that has changed is read again.
 _Files = tuple[tuple[str, int, int], ...]
