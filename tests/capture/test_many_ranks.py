@@ -98,6 +98,36 @@ for step in range(2):
 )
 
 
+#: A compiled block over two ranks, whose attention is computed again in the backward pass.
+COMPILED = (
+    HEAD
+    + """
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.into, self.out = nn.RMSNorm(64), nn.Linear(64, 192, bias=False), nn.Linear(64, 64, bias=False)
+    def forward(self, x):
+        q, k, v = self.into(self.norm(x)).unflatten(-1, (-1, 3, 16)).transpose(1, 2).unbind(3)
+        heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(heads.transpose(1, 2).flatten(2))
+
+plan = {"norm": SequenceParallel(), "into": ColwiseParallel(input_layouts=Shard(1)),
+        "out": RowwiseParallel(output_layouts=Shard(1))}
+block = parallelize_module(Block().cuda(), init_device_mesh("cuda", (world,)), plan)
+block = torch.compile(checkpoint_wrapper(block), fullgraph=True)
+optimizer = torch.optim.AdamW(block.parameters())
+for step in range(2):
+    block(torch.randn(4, 8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+)
+
+
 def written(folder: Path, text: str, **values: object) -> Path:
     path = folder / "train.py"
     path.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()) + text, encoding="utf-8")
@@ -152,6 +182,12 @@ def test_samples_that_ranks_share_are_counted_once_and_their_tokens_too(tmp_path
     assert result.data.metrics is not None
     assert result.data.metrics.tokens_per_sample == 32
     assert result.data.global_batch_size == 16
+
+
+def test_a_compiled_block_computes_again_what_two_ranks_divide(tmp_path: Path) -> None:
+    (trace,) = capture_ranks(written(tmp_path, COMPILED), world=2, quiet=True).streams.traces.values()
+    attention = [one.phase for one in trace.operators if "attention" in one.name and "backward" not in one.name]
+    assert attention == ["forward", "backward"]
 
 
 def test_given_ranks_stand_for_those_that_share_most_places_with_them(tmp_path: Path) -> None:

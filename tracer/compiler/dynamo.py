@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 import torch._dynamo
-import torch._functorch.config
 import torch.utils.flop_counter  # asks for Triton where CUDA is, so before a fake device is there
 from torch import fx
 from torch._dynamo import convert_frame, eval_frame, trace_rules
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._functorch import partitioners
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 from torch.nn.modules import module as modules
@@ -78,7 +78,6 @@ def install(patches: Patches, mode: DeviceMode, fake_mode: FakeTensorMode) -> No
     patches.enter_context(_ours_untraced())
     settings = {"automatic_dynamic_shapes": False, "assume_static_by_default": True, "recompile_limit": _GRAPHS}
     patches.enter_context(torch._dynamo.config.patch(settings))  # type: ignore[attr-defined]
-    patches.enter_context(torch._functorch.config.patch(graphsafe_rng_functionalization=False))  # type: ignore[attr-defined]
     patches.enter_context(warnings.catch_warnings())
     warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
     warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")  # it is one operator
@@ -90,6 +89,7 @@ def _patches(mode: DeviceMode, fake_mode: FakeTensorMode, calls: ForwardCalls) -
     yield Patch(torch._TorchCompileInductorWrapper, "__call__", _inductor(mode, calls))
     yield Patch(convert_frame.CatchErrorsWrapper, "__call__", _convert(mode))
     yield Patch(OptimizerVariable, "call_method", _initialise_optimizer(mode, fake_mode))
+    yield Patch(partitioners, "functionalize_rng_ops", _without_generator_states)
     yield Patch(eval_frame, "set_enable_dynamic", lambda enable: nullcontext())
     yield Patch(
         trace_rules, "clear_lru_cache", lambda: None
@@ -146,6 +146,11 @@ def _inlined(graph: fx.GraphModule) -> InlinedModule | None:
     if kind is None or not isinstance(samples, int):
         return None
     return InlinedModule(kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__, samples)
+
+
+def _without_generator_states(_: Any, forward: Any, backward: Any, *__: Any, **___: Any) -> tuple[Any, Any]:
+    """Return both halves as they are: random numbers are not drawn, so that recomputation needs no state of a generator."""
+    return forward, backward
 
 
 def _is_local(name: str) -> bool:
