@@ -21,7 +21,10 @@ def main() -> NoReturn:
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 20)
     try:
         status = import_module("triosim.cli").run()
-        gc.freeze()  # nobody needs the memory of a run that is over: looking for its cycles takes up to 2 s
+        if "triton" in sys.modules:
+            gc.unfreeze()  # it complains of objects that nobody frees before Python ends
+        else:
+            gc.freeze()  # nobody needs the memory of a run that is over: looking for its cycles takes up to 2 s
     except KeyboardInterrupt:  # while the command line itself was being imported, or after its end
         print("triosim: interrupted", file=sys.stderr)
         status = 130
