@@ -23,6 +23,7 @@ from triosim.tasks import (
     Communicator,
     Compute,
     Copy,
+    Handle,
     Host,
     Iteration,
     Poll,
@@ -263,6 +264,14 @@ def test_a_launch_bound_step_lasts_as_long_as_its_host() -> None:
     assert length(recording.ranks[0].compute.merged()) == pytest.approx(100e-6, rel=1e-9)
     assert recording.handles is not None
     assert [start for _, start, _ in operator_times(recording.handles[0])][:2] == pytest.approx([5e-6, 10e-6])
+
+
+def test_operators_share_the_time_by_which_their_task_is_longer_where_none_was_recorded() -> None:
+    long = Operator(0, "long", "forward", "l", (), (), 1.0)
+    short = Operator(1, "short", "forward", "l", (), (), 0.5)
+    handle = Handle(0, Compute((long, short)))
+    handle.started, handle.finished = 1.0, 2.65
+    assert [found[1:] for found in operator_times(handle)] == [pytest.approx((1.0, 2.1)), pytest.approx((2.1, 2.65))]
 
 
 def test_the_host_time_of_the_trace_delays_only_what_it_does_not_hide_behind() -> None:
