@@ -2,7 +2,8 @@
 the world answer alike, and others do not.
 
 Whether a script acts on one rank alone cannot be seen by running others. But it has to name that rank: its source is read for
-conditions of nothing but the rank, the size of the world and constants, and each is worked out for all ranks.
+conditions of nothing but the rank, the size of the world, constants, and names that are assigned these once, and each is
+worked out for all ranks.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def singled_out(sources: Iterator[str], world: int, local: int) -> tuple[tuple[i
             tree = ast.parse(source)
         except (SyntaxError, ValueError):
             continue
-        constants = dict(_constants(tree))
-        for condition in _conditions(tree):
+        known = _assigned_once(tree)
+        for condition in {ast.dump(one): one for one in _conditions(tree)}.values():
             try:
-                held = [bool(_value(condition, constants, rank, rank % local, world)) for rank in range(world)]
+                held = [bool(_value(condition, known, rank, rank % local, world)) for rank in range(world)]
             except (_Unknown, ArithmeticError, TypeError):
                 continue
             if held[0] == held[-1] and not all(one == held[0] for one in held):
@@ -80,15 +81,23 @@ class _Unknown(Exception):
     """Raised where a condition depends on something else."""
 
 
-def _constants(tree: ast.AST) -> Iterator[tuple[str, Any]]:
-    """Yield the names that are assigned one constant."""
+def _assigned_once(tree: ast.AST) -> dict[str, ast.expr]:
+    """Return what is assigned to the names that are assigned to once."""
     assigned: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            assigned.setdefault(node.targets[0].id, []).append(node.value)
-    for name, values in assigned.items():
-        if len(values) == 1 and isinstance(values[0], ast.Constant):
-            yield name, values[0].value
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            for name, value in _pairs(node.targets[0], node.value):
+                assigned.setdefault(name, []).append(value)
+    return {name: values[0] for name, values in assigned.items() if len(values) == 1}
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names of an assignment's target, each with its value, as far as they are written one by one."""
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for one, other in zip(target.elts, value.elts, strict=True):
+            yield from _pairs(one, other)
 
 
 def _conditions(tree: ast.AST) -> Iterator[ast.expr]:
@@ -101,11 +110,13 @@ def _conditions(tree: ast.AST) -> Iterator[ast.expr]:
             yield from node.values
 
 
-def _value(node: ast.AST, constants: Mapping[str, Any], rank: int, local: int, world: int) -> Any:
-    """Return what an expression is on a rank. Raises ``_Unknown``."""
+def _value(
+    node: ast.AST, known: Mapping[str, ast.expr], rank: int, local: int, world: int, within: tuple[str, ...] = ()
+) -> Any:
+    """Return what an expression is on a rank, by the ``known`` names, ``within`` those of others. Raises ``_Unknown``."""
 
     def of(one: ast.AST) -> Any:
-        return _value(one, constants, rank, local, world)
+        return _value(one, known, rank, local, world, within)
 
     if isinstance(node, ast.Constant):
         return node.value
@@ -125,8 +136,8 @@ def _value(node: ast.AST, constants: Mapping[str, Any], rank: int, local: int, w
     for pattern, number in ((_RANK, rank), (_LOCAL, local), (_WORLD, world)):
         if name is not None and pattern.fullmatch(name):
             return number
-    if isinstance(node, ast.Name) and node.id in constants:
-        return constants[node.id]
+    if isinstance(node, ast.Name) and node.id in known and node.id not in within:
+        return _value(known[node.id], known, rank, local, world, (*within, node.id))
     raise _Unknown
 
 
