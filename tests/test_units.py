@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from triosim.errors import TriosimError
@@ -55,3 +57,10 @@ def test_a_person_reads_three_digits() -> None:
     assert [format_bytes(b) for b in (0, 12, 1640e6, 999.96e6)] == ["0 B", "12 B", "1.64 GB", "1.00 GB"]
     assert format_bandwidth(450e9) == "450 GB/s"
     assert format_bandwidth(float("inf")) == "unlimited"
+
+
+def test_a_number_that_no_float_holds_is_more_than_any_machine_has() -> None:
+    for parse in (parse_bytes, parse_bandwidth, parse_time):
+        with pytest.raises(TriosimError, match="'1e400' is more than any machine has"):
+            parse("1e400")
+    assert parse_bytes("inf") == math.inf

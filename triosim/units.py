@@ -75,7 +75,10 @@ def _split(value: Quantity, expected: str) -> tuple[float, str]:
     match = _QUANTITY.fullmatch(value)
     if match is None:
         raise TriosimError(f"'{value}' is not a quantity", fix=f"write {expected}")
-    return float(match.group(1)), match.group(2)
+    number = float(match.group(1))
+    if math.isinf(number) and "inf" not in match.group(1):
+        raise TriosimError(f"'{value}' is more than any machine has", fix=f"write {expected}")
+    return number, match.group(2)
 
 
 def _bytes_per(unit: str, value: Quantity, expected: str) -> float:
