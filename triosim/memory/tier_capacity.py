@@ -21,7 +21,8 @@ def check_tiers(offload: Offload, memory: WorldMemory, topology: Topology) -> No
     for tier, (what, key) in TIERS.items():
         if tier in offload.tiers:
             if topology.memory_of(0, tier) is None:
-                fix = f"give a topology that has (key '{key}')"
+                written = "a free list with a node of 'tier: pool'" if tier == "pool" else f"one with the key '{key}'"
+                fix = f"give a topology that has it: {written}"
                 raise OptionError(f"{topology.name} has no {what}", where=_WHERE, fix=fix)
             _check_capacity(held_by_node(memory, topology, tier), topology, what)
     if offload.optimizer is not None:
