@@ -9,6 +9,7 @@ last on another stream where it starts later than its own stream and its launch 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +19,11 @@ from triosim.errors import TraceError
 from triosim.trace.formats.pytorch.host_waits import HostWaits, blocks
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
 from triosim.trace.formats.pytorch.nccl_kernels import Transfer, transfer_of
-from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, last_step
+from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, OPTIMIZER_STEP, last_step
 from triosim.trace.formats.pytorch.ranks_batch import RankBatch, rank_batch, samples
 from triosim.trace.group_families import GroupFamilies
 from triosim.trace.task_streams import TaskStreams
-from triosim.trace.trace import Mark, Operator, Trace
+from triosim.trace.trace import Mark, Operator, Phase, Trace
 
 #: Microseconds by which a kernel starts after its launch, or after the one before it, at most if it waits for nothing.
 _LATE = 10.0
@@ -94,6 +95,9 @@ class _RankReader:
         self._work = sorted(work, key=lambda one: (_issued(one), one.start))
         self._host_waits = HostWaits(profile)
         self._names = {call.external: call.name for call in profile.calls if call.external is not None}
+        self._optimizing = sorted(
+            (call.start, call.end) for call in profile.calls if call.annotation and call.name.startswith(OPTIMIZER_STEP)
+        )
         self._transfers = self._found_transfers()
         self._streams = self._named_streams()
         self._operators: list[Operator] = []
@@ -159,7 +163,7 @@ class _RankReader:
             Operator(
                 position,
                 name,
-                "forward",
+                self._phase(work),
                 "",
                 (),
                 (),
@@ -172,6 +176,11 @@ class _RankReader:
         self._keep(stream, work, position)
         if blocks(work):
             self._marks.append(Mark(position + 1, "synchronize", stream.name))
+
+    def _phase(self, work: Work) -> Phase:
+        """Return whether the optimizer launched it; a profile of ranks does not say more."""
+        at = bisect.bisect_right(self._optimizing, (_issued(work), math.inf)) - 1
+        return "optimizer" if at >= 0 and _issued(work) < self._optimizing[at][1] else "forward"
 
     def _communicated(self, work: Work, transfer: Transfer) -> None:
         """Write a transfer; it waits for the tail of the stream that issued it, by what ended before it began."""
