@@ -170,9 +170,7 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
             if found is not None:
                 print(f"triosim: error: {SimulationError(found[0], fix=found[1])}", file=sys.stderr)
                 return SimulationError.exit_status
-            if files is not None and (why := write_protection.refusal(error)) is not None:
-                print(f"triosim: note: {why}", file=sys.stderr)
-            if (why := stand_ins.missing(error)) is not None:
+            for why in _advice(error, files):
                 print(f"triosim: note: {why}", file=sys.stderr)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
@@ -205,6 +203,13 @@ def _say_taken(device: FakeDevice, messages: _Messages, feed: TaskFeed) -> None:
         "with the rank; --ranks all runs them"
     )
     feed.say(Said("note", f"triosim: note: {what}\n".encode()))
+
+
+def _advice(error: BaseException, files: FileOverlay | None) -> Iterator[str]:
+    """Yield why triosim made a script end with an error of its own, and what would help."""
+    for why in (None if files is None else write_protection.refusal(error), stand_ins.missing(error)):
+        if why is not None:
+            yield why
 
 
 def _profiled(device: FakeDevice, rank: int) -> ProfiledRank:
