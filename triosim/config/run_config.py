@@ -86,7 +86,7 @@ class RunConfig:
     offload: str = _option("text", "none", metavar="PART=MEMORY,...", of_step=True, commands=_PARALLELISED, help=
         "What is kept outside of the GPUs: none, optimizer=host or nvme, parameters=host, nvme, expansion or pool (of fsdp), "
         "activations=host, expansion or pool, combined with commas.")
-    topology: Any = _option("topology", panel=SYSTEM, metavar="NAME", short="-t", help=
+    topology: Any = _option("topology", panel=SYSTEM, metavar="NAME", short="-t", commands=EVERY_COMMAND, help=
         "The system: a name (dgx-h100), a shape ('ring(8, bandwidth=50 GB/s)') or a YAML file. By default the GPU's usual one.")
     network: str | type = _option("part", "packet", panel=SYSTEM, metavar="NAME", help=
         "The network, by which transfers share links: packet, analytical, photonic, module:Class or file.py:Class.")

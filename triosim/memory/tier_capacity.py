@@ -18,19 +18,24 @@ _WHERE = "--offload"
 
 def check_tiers(offload: Offload, memory: WorldMemory, topology: Topology) -> None:
     """Raise ``OptionError`` for a memory that there is not, that is too small, or whose bandwidth a CPU's update would need."""
-    for tier, (what, key) in TIERS.items():
-        if tier in offload.tiers:
-            if topology.memory_of(0, tier) is None:
-                written = "a free list with a node of 'tier: pool'" if tier == "pool" else f"one with the key '{key}'"
-                fix = f"give a topology that has it: {written}"
-                raise OptionError(f"{topology.name} has no {what}", where=_WHERE, fix=fix)
-            _check_capacity(held_by_node(memory, topology, tier), topology, what)
+    check_capacity(offload, memory, topology)
     if offload.optimizer is not None:
         host = topology.memory_of(0, "host") or ""
         if host not in topology.memories or topology.memories[host].port is None:
             what = f"the bandwidth of {topology.name}'s host memory is not known, at which its CPUs would update parameters"
             fix = "say it, as in 'dgx-h20(host_memory={capacity: 2 TB, bandwidth: 400 GB/s})'"
             raise OptionError(what, where=_WHERE, fix=fix)
+
+
+def check_capacity(offload: Offload, memory: WorldMemory, topology: Topology) -> None:
+    """Raise ``OptionError`` for a memory that there is not, or that is too small for what all its ranks offload to it."""
+    for tier, (what, key) in TIERS.items():
+        if tier in offload.tiers:
+            if topology.memory_of(0, tier) is None:
+                written = "a free list with a node of 'tier: pool'" if tier == "pool" else f"one with the key '{key}'"
+                fix = f"give a topology that has it: {written}"
+                raise OptionError(f"{topology.name} has no {what}", where=_WHERE, fix=fix)
+            _check_held(held_by_node(memory, topology, tier), topology, what)
 
 
 def held_by_node(memory: WorldMemory, topology: Topology, tier: Tier) -> Mapping[str, float]:
@@ -45,7 +50,7 @@ def held_by_node(memory: WorldMemory, topology: Topology, tier: Tier) -> Mapping
     return found
 
 
-def _check_capacity(held: Mapping[str, float], topology: Topology, what: str) -> None:
+def _check_held(held: Mapping[str, float], topology: Topology, what: str) -> None:
     for node, nbytes in held.items():
         capacity = topology.memories[node].capacity if node in topology.memories else math.inf
         if nbytes > capacity:
