@@ -22,7 +22,8 @@ def rank_memory(trace: TraceLike, parallel: Any = "single", **options: Any) -> E
     """Return the memory of each rank of a training step on many GPUs; ``options`` are those of ``triosim.simulate``.
 
     ``gpu`` is what must hold it, by default the trace's; times, which only divide a pipeline into stages, are predicted for it.
-    What is offloaded must fit the memories of the topology, by default the GPU's usual one. Raises ``TriosimError`` for whatever is wrong with the input, and for an option that memory does not depend on.
+    What is offloaded must fit the memories of the topology, by default the GPU's usual one.
+    Raises ``TriosimError`` for whatever is wrong with the input, and for an option that memory does not depend on.
     """
     config = RunConfig.of(parallel=parallel, **options)
     refuse_without_effect(config, "memory")
