@@ -8,7 +8,7 @@ until something else that is unknown comes in.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,16 @@ _INTO_ELEMENTS = frozenset(
 )
 
 
+class OperatorCall(NamedTuple):
+    """A call of an operator: its bare name, what is called, the tensors that it is given, and all its arguments."""
+
+    name: str
+    function: Any
+    given: Sequence[torch.Tensor]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
 class AssumedContents:
     """The contents that tensors of a fake device are assumed to have."""
 
@@ -35,26 +45,18 @@ class AssumedContents:
         """Whether ``follow`` may have anything to do for an operator of this name that changes these tensors."""
         return self._exist or name in _COMPARISONS or _is_into_a_part(name, changed)
 
-    def follow(
-        self,
-        name: str,
-        function: Any,
-        given: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: Any,
-        changed: Sequence[torch.Tensor],
-    ) -> None:
-        """Assume what the result of an operator, or what it changes, holds, if that follows; ``name`` is bare.
+    def follow(self, call: OperatorCall, result: Any, changed: Sequence[torch.Tensor]) -> None:
+        """Assume what the result of an operator, or what it changes, holds, if that follows.
 
         To be called before anything else learns of the operator.
         """
         if changed:
-            if not self._is_followed(name, function, given, args, kwargs, changed):
+            if not self._is_followed(call, changed):
                 for one in filter(storage_contents.is_fake, changed):
                     storage_contents.drop_assumed(one)
             return
-        compares = name in _COMPARISONS and len(given) > 1
+        given = call.given
+        compares = call.name in _COMPARISONS and len(given) > 1
         if (
             not (compares or self._exist)
             or not isinstance(result, torch.Tensor)
@@ -72,24 +74,17 @@ class AssumedContents:
         if any(one is None for one in found.values()):
             return
         with torch._C._DisableTorchDispatch():
-            made = _called(function, args, kwargs, found)
+            made = _called(call, found)
             if isinstance(made, torch.Tensor) and made.shape == result.shape and made.dtype == result.dtype:
                 self._assume(result, made)
 
-    def _is_followed(
-        self,
-        name: str,
-        function: Any,
-        given: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        changed: Sequence[torch.Tensor],
-    ) -> bool:
+    def _is_followed(self, call: OperatorCall, changed: Sequence[torch.Tensor]) -> bool:
         """Assume what the one tensor that an operator changes holds then, if it follows; return whether it does.
 
         It does where something is assumed of a tensor that it is given, or where a part of known contents changes.
         """
-        if len(changed) != 1 or not (_is_into_a_part(name, changed) or any(map(is_assumed, given))):
+        given = call.given
+        if len(changed) != 1 or not (_is_into_a_part(call.name, changed) or any(map(is_assumed, given))):
             return False
         target = changed[0]
         if all(map(storage_contents.is_known, given)) or any(one.numel() > MOST_ELEMENTS for one in given):
@@ -97,7 +92,7 @@ class AssumedContents:
         found = {id(one): _of_one_number(one) if (held := contents(one)) is None else held for one in given}
         with torch._C._DisableTorchDispatch():
             made = found[id(target)] = found[id(target)].clone()
-            if _called(function, args, kwargs, found, keep=id(target)) is None:
+            if _called(call, found, keep=id(target)) is None:
                 return False
             self._assume(target, made)
         return True
@@ -144,13 +139,12 @@ def _of_one_number(tensor: torch.Tensor) -> torch.Tensor:
         return same if part is None or part[1] is None else torch.where(part[1], part[0], same)
 
 
-def _called(
-    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], found: Mapping[int, Any], keep: int | None = None
-) -> Any:
+def _called(call: OperatorCall, found: Mapping[int, Any], keep: int | None = None) -> Any:
     """Return what an operator returns for contents, which it does not change but for those to ``keep``; None if it fails."""
     given = {key: one if key == keep else one.clone() for key, one in found.items()}
     try:
-        return function(*_replaced(args, given), **{key: _replaced(one, given) for key, one in kwargs.items()})
+        kwargs = {key: _replaced(one, given) for key, one in call.kwargs.items()}
+        return call.function(*_replaced(call.args, given), **kwargs)
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
 from triosim.tracer.compiler.custom_operators import implementation
 from triosim.tracer.contents import assumed_values, storage_contents
-from triosim.tracer.contents.assumed_contents import AssumedContents
+from triosim.tracer.contents.assumed_contents import AssumedContents, OperatorCall
 from triosim.tracer.contents.host_twins import HostTwins
 from triosim.tracer.contents.known_contents import KnownContents, flat
 from triosim.tracer.contents.storage_contents import is_fake
@@ -296,7 +296,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if changed and isinstance(result, torch.Tensor) and isinstance(args[0], torch.Tensor) and not is_fake(args[0]):
             result = args[0]  # a real tensor that was to be changed in place
         if self._assumed.may_follow(info.bare, changed):
-            self._assumed.follow(info.bare, function, given, args, kwargs, result, changed)
+            self._assumed.follow(OperatorCall(info.bare, function, given, args, kwargs), result, changed)
         assumed_values.learn(info.bare, args, result, changed)
         if found is NotImplemented:
             self.contents.follow(info, given, args, kwargs, result, changed)
@@ -334,7 +334,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Learn from a call, and record it, whose result was ``made`` by its recipe, or for it."""
         result, changed = made.result, [given[position] for position in call.changed]
         if self._assumed.may_follow(info.bare, changed):
-            self._assumed.follow(info.bare, info.function, given, args, kwargs, result, changed)
+            self._assumed.follow(OperatorCall(info.bare, info.function, given, args, kwargs), result, changed)
         if changed or assumed_values.may_learn(info.bare, given):
             assumed_values.learn(info.bare, args, result, changed)
         if self.contents.may_follow(info, given, storages):

@@ -46,22 +46,19 @@ def flash_attn_varlen_func(
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
+    *args: Any,
     block_table: torch.Tensor | None = None,
+    **options: Any,
 ) -> Any:
-    """Return the attention of sequences that lie behind each other, q [tokens, heads, head size], as if all were as long."""
+    """Return the attention of sequences that lie behind each other, q [tokens, heads, head size], as if all were as long.
+
+    The other arguments are those of ``flash_attn_func``.
+    """
     parts = cu_seqlens_q.numel() - 1
-    query, key, value = (_as_batch(one, parts) for one in (q, k, v))
-    found = flash_attn_func(query, key, value, dropout_p, softmax_scale, causal)
-    found = found.flatten(0, 1)[: q.shape[0]]
-    return (found, *_no_probabilities(q)) if return_attn_probs else found
+    found = flash_attn_func(*(_as_batch(one, parts) for one in (q, k, v)), *args, **options)
+    batch, with_probabilities = (found[0], True) if isinstance(found, tuple) else (found, False)
+    rows = batch.flatten(0, 1)[: q.shape[0]]
+    return (rows, *_no_probabilities(q)) if with_probabilities else rows
 
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, **options: Any) -> Any:

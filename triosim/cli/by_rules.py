@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.cli.command import LaterModule, give_answer
 from triosim.config import Option
 from triosim.config.option import CHAKRA
 from triosim.errors import OptionError
-from triosim.output_files import check_outputs, writing_text
+from triosim.output_files import check_outputs
 
 input_files = LaterModule("chakra.inputs.files")
 study = LaterModule("engine.astra_sim.study")
@@ -55,14 +54,7 @@ def simulate_by_rules(prefix: str | None, given: Mapping[str, Any]) -> None:
     )
     settings = settings_of(given)
     data = study.plain(found, study.simulate_study(found, settings, fold=given["fold"]), settings)
-    text = json.dumps(data, indent=2) + "\n"
-    if given["output"] is not None:
-        with writing_text(given["output"]) as file:
-            file.write(text)
-    if given["format"] == "json":
-        sys.stdout.write(text)
-    elif not given["quiet"]:
-        show_on_terminal(cycles_table.render(data))
+    give_answer(given, json.dumps(data, indent=2) + "\n", lambda: [cycles_table.render(data)])
 
 
 def settings_of(given: Mapping[str, Any]) -> Any:

@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from triosim.cli.help import narrow
 from triosim.errors import OptionError
+from triosim.output_files import writing_text
 from triosim.reports.terminal.console import new_console
 
 if TYPE_CHECKING:
@@ -145,6 +146,17 @@ def _help(command: Callable[..., Any]) -> str:
     """Return the docstring of a command with each paragraph on one line, but for examples, so that a terminal wraps it."""
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     return "\n\n".join(text if "[cyan]triosim" in text else " ".join(text.split()) for text in paragraphs)
+
+
+def give_answer(given: Mapping[str, Any], text: str, tables: Callable[[], Iterable[RenderableType]]) -> None:
+    """Write an answer as JSON to ``output``, and print it: the JSON, or ``tables`` unless the command is quiet."""
+    if given["output"] is not None:
+        with writing_text(given["output"]) as file:
+            file.write(text)
+    if given["format"] == "json":
+        sys.stdout.write(text)
+    elif not given["quiet"]:
+        show_on_terminal(*tables())
 
 
 def show_on_terminal(*what: RenderableType) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from triosim.cli import options as o
-from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.cli.command import LaterModule, give_answer
 from triosim.cli.launching import exporting
 from triosim.cli.monitoring import check_monitor, monitored_search
 from triosim.cli.subject import TracePath, configured
@@ -18,7 +18,6 @@ from triosim.config.option import OUTPUT, PARALLELISM, TIMES
 from triosim.configuration_search.options import SEARCH, SearchOptions
 from triosim.errors import OptionError
 from triosim.input_files.yaml_lines import split_arguments
-from triosim.output_files import writing_text
 from triosim.reports.terminal.progress import Progress
 from triosim.units import format_time
 
@@ -118,15 +117,9 @@ def _answer(found: Searched, given: Mapping[str, Any]) -> None:
         pictures.write_picture(found, given["plot"])
     if given["report"] is not None:
         pages.write_search_page(found, given["report"])
-    if given["output"] is not None:
-        with writing_text(given["output"]) as file:
-            file.write(report.as_json(found))
     if given["export"] is not None:
         exporting.export_best(found, given["export"], given["frameworks"])
-    if given["format"] == "json":
-        sys.stdout.write(report.as_json(found))
-    elif not given["quiet"]:
-        show_on_terminal(terminal.render(found, commands=given["commands"]))
+    give_answer(given, report.as_json(found), lambda: [terminal.render(found, commands=given["commands"])])
 
 
 def _counted(validity: Any) -> str:

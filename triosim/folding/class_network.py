@@ -17,14 +17,13 @@ from triosim.errors import AsymmetryError
 from triosim.extrapolators.captured.rank_classes import Group, RankClasses
 from triosim.folding.dry_run import PatternUse, TransferPattern
 from triosim.folding.link_folding import pattern_edges
-from triosim.folding.quotient_network import QuotientNetwork
+from triosim.folding.quotient_network import QuotientNetwork, StartCollective
 from triosim.folding.shared_links import SharedLinks
 from triosim.folding.uncontended import UncontendedCollectives
 from triosim.folding.unforeseen import UnforeseenTransfers
 from triosim.networks.base import Network
 from triosim.networks.extensions import ContentionFree, FoldableNetwork
 from triosim.networks.topology import NodeRef
-from triosim.tasks import CollectiveKind, Communicator
 
 
 class ClassNetwork(QuotientNetwork):
@@ -61,29 +60,13 @@ class ClassNetwork(QuotientNetwork):
         foreseen = TransferPattern(None, (source, destination)) in self._patterns
         return self._unforeseen.begins(event, (source, destination), nbytes, foreseen=foreseen, apart=False)
 
-    def collective(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int] | Communicator,
-        nbytes: float,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> simpy.Event:
-        """Run a collective of a group, and of those that do the same."""
-        ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
-        place = None if root is None else ranks.index(root)
-        pattern = TransferPattern(kind, ranks, root, shares is not None)
-
-        def start(members: Group, network: Network = self._network) -> simpy.Event:
-            of = None if place is None else members[place]
-            return network.collective(kind, members, nbytes, root=of, shares=shares)
-
+    def _run(self, pattern: TransferPattern, nbytes: float, start: StartCollective) -> simpy.Event:
+        ranks = pattern.ranks
         if pattern in self._uncontended:
-            event = self._uncontended.run(pattern, nbytes, lambda idle: start(ranks, idle))
+            event = self._uncontended.run(pattern, nbytes, lambda idle: start(idle, ranks))
             return self._unforeseen.begins(event, ranks, nbytes, foreseen=True, apart=True)
-        event, foreseen = self._started(ranks, start), pattern in self._patterns
-        return self._unforeseen.begins(event, ranks, nbytes, foreseen=foreseen, apart=False)
+        event = self._started(ranks, lambda members: start(self._network, members))
+        return self._unforeseen.begins(event, ranks, nbytes, foreseen=pattern in self._patterns, apart=False)
 
     def _started(self, ranks: Group, start: Callable[[Group], simpy.Event]) -> simpy.Event:
         copies = (ranks,) if self._one_for_all else self._classes.copies(ranks)

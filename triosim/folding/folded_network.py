@@ -11,14 +11,14 @@ from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.copy_selection import CopySelection, Shift, orbit_of, rank_map
 from triosim.folding.dry_run import PatternUse, TransferPattern
 from triosim.folding.link_folding import find_link_classes, pattern_edges
-from triosim.folding.quotient_network import QuotientNetwork
+from triosim.folding.quotient_network import QuotientNetwork, StartCollective
 from triosim.folding.shared_links import SharedLinks
 from triosim.folding.uncontended import UncontendedCollectives
 from triosim.networks.base import Network
 from triosim.networks.extensions import ContentionFree, FoldableNetwork, LinkCounter, TransportNetwork
 from triosim.networks.topology import NodeRef
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import CollectiveKind, Communicator, DeepEP
+from triosim.tasks import DeepEP
 
 _TOLERANCE = 1e-9  # by what part of its time the end of a copy may differ from the original's
 
@@ -69,28 +69,15 @@ class FoldedNetwork(QuotientNetwork, TransportNetwork):
 
         return self._start_copies(pattern, start)
 
-    def collective(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int] | Communicator,
-        nbytes: float,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> simpy.Event:
-        """Run a collective of a group, and of the simulated copies of the group."""
-        ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
-        pattern = TransferPattern(kind, ranks, root, shares is not None)
-
-        def start(shift: Sequence[int], network: Network = self._network) -> simpy.Event:
-            mapped = rank_map(self._symmetry, pattern, shift)
-            group = ranks if mapped is None else tuple(map(mapped, ranks))
-            to = root if root is None or mapped is None else mapped(root)
-            return network.collective(kind, group, nbytes, root=to, shares=shares)
-
+    def _run(self, pattern: TransferPattern, nbytes: float, start: StartCollective) -> simpy.Event:
         if pattern in self._uncontended:
-            return self._uncontended.run(pattern, nbytes, lambda idle: start((), idle))
-        return self._start_copies(pattern, start)
+            return self._uncontended.run(pattern, nbytes, lambda idle: start(idle, pattern.ranks))
+        return self._start_copies(pattern, lambda shift: start(self._network, self._shifted(pattern, shift)))
+
+    def _shifted(self, pattern: TransferPattern, shift: Sequence[int]) -> tuple[int, ...]:
+        """Return the ranks of a copy of a pattern."""
+        mapped = rank_map(self._symmetry, pattern, shift)
+        return pattern.ranks if mapped is None else tuple(map(mapped, pattern.ranks))
 
     def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
         """Run an all-to-all of a group by its transport, and those of the simulated copies of the group."""
@@ -99,9 +86,8 @@ class FoldedNetwork(QuotientNetwork, TransportNetwork):
         pattern = TransferPattern("all_to_all", ranks, None, transport.rows is not None, transport.with_rows(None))
 
         def start(shift: Sequence[int], network: Network = self._network) -> simpy.Event:
-            mapped = rank_map(self._symmetry, pattern, shift)
             assert isinstance(network, TransportNetwork)
-            return network.exchange(transport, ranks if mapped is None else tuple(map(mapped, ranks)))
+            return network.exchange(transport, self._shifted(pattern, shift))
 
         if pattern in self._uncontended:
             return self._uncontended.run(pattern, transport.tokens, lambda idle: start((), idle))

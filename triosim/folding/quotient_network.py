@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 
+import simpy
+
+from triosim.folding.dry_run import TransferPattern
 from triosim.networks.base import Network
+from triosim.networks.collectives.algorithm import ranks_of
 from triosim.networks.extensions import ErrorEstimator, FigureReporter, LinkCounter
+from triosim.tasks import CollectiveKind, Communicator
+
+#: Starts a collective on a network, among these ranks in the place of those of its pattern.
+StartCollective = Callable[[Network, Sequence[int]], simpy.Event]
 
 
 class QuotientNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
@@ -18,6 +27,28 @@ class QuotientNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
         super().__init__(network.env, network.topology)
         self._network = network
         self._estimators = [one for one in (network, *beside) if isinstance(one, ErrorEstimator)]
+
+    def collective(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int] | Communicator,
+        nbytes: float,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> simpy.Event:
+        """Run a collective of a group, and of the copies that are simulated with it."""
+        pattern = TransferPattern(kind, tuple(ranks_of(group)), root, shares is not None)
+        place = None if root is None else pattern.ranks.index(root)
+
+        def start(network: Network, ranks: Sequence[int]) -> simpy.Event:
+            return network.collective(kind, ranks, nbytes, root=None if place is None else ranks[place], shares=shares)
+
+        return self._run(pattern, nbytes, start)
+
+    @abstractmethod
+    def _run(self, pattern: TransferPattern, nbytes: float, start: StartCollective) -> simpy.Event:
+        """Start those copies of a collective that are simulated; the event fires when they are through."""
 
     def simulated_bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that went over each link of the simulated network."""

@@ -53,7 +53,7 @@ class TorchSim(CommandFormat):
     def built_in(self) -> list[Row]:
         """The rows of the paper."""
         return [
-            _row(axes, batch, length, checkpoints, measured, theirs)
+            _step(axes, batch, length, checkpoints).row(1e-3 * measured, "s", published=1e-3 * theirs)
             for axes, batch, length, checkpoints, measured, theirs in _TABLES
         ]
 
@@ -75,20 +75,11 @@ class TorchSimMemory(CommandFormat):
     def built_in(self) -> list[Row]:
         """The rows of the paper."""
         return [
-            _memory_row(_SHARDS[one.table], one.batch, one.length, one.checkpoint, one.measured, one.estimated)
+            _step(_SHARDS[one.table], one.batch, one.length, one.checkpoint).row(
+                one.measured, "GiB", "peak memory", one.estimated
+            )
             for one in CASES
         ]
-
-
-def _memory_row(
-    axes: tuple[tuple[str, int], ...],
-    batch: int,
-    length: int,
-    checkpoints: str,
-    measured: float,
-    theirs: float | None = None,
-) -> Row:
-    return _step(axes, batch, length, checkpoints).row(measured, "GiB", "peak memory", theirs)
 
 
 def _read_memory(record: Record) -> Row:
@@ -96,19 +87,8 @@ def _read_memory(record: Record) -> Row:
     record.check(not gpus % tp, f"'tp' is {tp}", f"give a divisor of {gpus}")
     axes = (("fsdp", gpus // tp), ("tp", tp)) if tp > 1 else (("fsdp", gpus),)
     sizes = record.whole("local batch size"), record.whole("seq len")
-    return _memory_row(axes, *sizes, record.one_of("ac", CHECKPOINTS), record.number("actual (GiB)"))
-
-
-def _row(
-    axes: tuple[tuple[str, int], ...],
-    batch: int,
-    length: int,
-    checkpoints: str,
-    measured: float,
-    theirs: float | None = None,
-) -> Row:
-    published = None if theirs is None else 1e-3 * theirs
-    return _step(axes, batch, length, checkpoints).row(1e-3 * measured, "s", published=published)
+    step = _step(axes, *sizes, record.one_of("ac", CHECKPOINTS))
+    return step.row(record.number("actual (GiB)"), "GiB", "peak memory")
 
 
 def _step(axes: tuple[tuple[str, int], ...], batch: int, length: int, checkpoints: str) -> Step:
@@ -121,7 +101,7 @@ def _read(record: Record) -> Row:
     record.check(not 128 % tp, f"'tp' is {tp}", "give a divisor of 128")
     axes = (("fsdp", 128 // tp), ("tp", tp)) if tp > 1 else _FSDP
     sizes = record.whole("local batch size"), record.whole("seq len")
-    return _row(axes, *sizes, record.one_of("ac", CHECKPOINTS), record.number("actual (ms)"))
+    return _step(axes, *sizes, record.one_of("ac", CHECKPOINTS)).row(1e-3 * record.number("actual (ms)"), "s")
 
 
 FORMATS = (TorchSim(), TorchSimMemory())

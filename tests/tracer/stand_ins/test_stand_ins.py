@@ -104,6 +104,10 @@ def test_sequences_that_are_no_equal_parts_keep_their_number_of_tokens() -> None
     rows = torch.randn(11, 2, 8)
     ends = torch.tensor([0, 3, 7, 11], dtype=torch.int32)
     assert flash_attn.flash_attn_varlen_func(rows, rows, rows, ends, ends, 4, 4).shape == rows.shape
+    attention, logs, none = flash_attn.flash_attn_varlen_func(
+        rows, rows, rows, ends, ends, 4, 4, return_attn_probs=True
+    )
+    assert (attention.shape, logs.shape, none) == (rows.shape, rows.shape[:-1], None)
 
 
 def test_padding_is_put_back() -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from typing import Any
 
 from triosim.cli import options as o
-from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.cli.command import LaterModule, give_answer
 from triosim.cli.launching import exporting
 from triosim.cli.subject import TracePath, configured
 from triosim.config import Option
 from triosim.config.option import OUTPUT
 from triosim.errors import OptionError
-from triosim.output_files import writing_text
 from triosim.reports.terminal.progress import Progress
 
 advising = LaterModule("configuration_search.advice.advise")
@@ -58,10 +56,4 @@ def command(trace: TracePath = None, **given: Any) -> None:
     with Progress(shown=not given["quiet"]) as progress:
         advice = advising.advise(run.subject, run.config, launch, node, progress.labelled)
     text = json.dumps(advice.to_dict(), indent=2, allow_nan=False) + "\n"
-    if given["output"] is not None:
-        with writing_text(given["output"]) as file:
-            file.write(text)
-    if given["format"] == "json":
-        sys.stdout.write(text)
-    elif not given["quiet"]:
-        show_on_terminal(*shown.render(advice, given["top"]))
+    give_answer(given, text, lambda: shown.render(advice, given["top"]))

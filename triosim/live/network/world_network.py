@@ -15,14 +15,13 @@ from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import PatternUse, TransferPattern
 from triosim.folding.link_folding import find_link_classes
-from triosim.folding.quotient_network import QuotientNetwork
+from triosim.folding.quotient_network import QuotientNetwork, StartCollective
 from triosim.folding.unforeseen import UnforeseenTransfers
 from triosim.live.network.idle_network import IdleNetwork
 from triosim.networks.base import Network
 from triosim.networks.extensions import FoldableNetwork
 from triosim.networks.topology import NodeRef
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import CollectiveKind, Communicator
 
 
 def world_network(
@@ -83,27 +82,13 @@ class WorldNetwork(QuotientNetwork):
         event = self._idle.run(pattern, nbytes, lambda idle: idle.transfer(source, destination, nbytes))
         return self._unforeseen.begins(event, pattern.ranks, nbytes, foreseen=False, apart=True)
 
-    def collective(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int] | Communicator,
-        nbytes: float,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> simpy.Event:
-        """Run a collective of a group."""
-        ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
-        pattern = TransferPattern(kind, ranks, root, shares is not None)
-        if self.is_symmetric(pattern, nbytes):
-            event = self._network.collective(kind, group, nbytes, root=root)
-            return self._unforeseen.begins(event, ranks, nbytes, foreseen=True, apart=False)
-
-        def start(idle: Network) -> simpy.Event:
-            return idle.collective(kind, ranks, nbytes, root=root, shares=shares)
-
-        event = self._idle.run(pattern, nbytes, start)
-        return self._unforeseen.begins(event, ranks, nbytes, foreseen=False, apart=True)
+    def _run(self, pattern: TransferPattern, nbytes: float, start: StartCollective) -> simpy.Event:
+        ranks, together = pattern.ranks, self.is_symmetric(pattern, nbytes)
+        if together:
+            event = start(self._network, ranks)
+        else:
+            event = self._idle.run(pattern, nbytes, lambda idle: start(idle, ranks))
+        return self._unforeseen.begins(event, ranks, nbytes, foreseen=together, apart=not together)
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that went over each link, by the simulated one of its class."""

@@ -135,6 +135,37 @@ class _RankTracker(MemoryTracker, ABC):
         self.outside = outside
         self.now: Action | str = "start"
 
+    def allocate(
+        self,
+        key: Hashable,
+        nbytes: float,
+        category: Category,
+        layer: str = "",
+        *,
+        stream: str = "compute",
+        tier: str | None = None,
+    ) -> None:
+        """Allocate memory under a key, unless there is an allocation under it already."""
+        if tier is not None:
+            self.outside.allocate(key, nbytes, category, tier)
+        elif nbytes and key not in self._held:
+            self._held[key] = self._allocated(nbytes, category, layer, stream)
+
+    def free(self, key: Hashable) -> None:
+        """Free the allocation under a key, if there is one."""
+        self.outside.free(key)
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._freed(held)
+
+    @abstractmethod
+    def _allocated(self, nbytes: float, category: Category, layer: str, stream: str) -> Any:
+        """Count an allocation on the GPU, and return what it is freed by."""
+
+    @abstractmethod
+    def _freed(self, held: Any) -> None:
+        """Count that such an allocation is freed."""
+
     def receive_posted(self, posted: PostedReceive) -> None:
         """Allocate the buffer of a receive."""
         nbytes, stream = self._stages.sent_bytes.get(posted.key, 0.0), f"receive from {posted.pipeline_rank}"
@@ -201,33 +232,16 @@ class PeakTracker(_RankTracker):
         self._known_peaks: dict[tuple[MicroBatchLifetimes, int, int], tuple[int, int]] = {}
         self.peak = PeakMoment(self._total, tuple(self._live.tolist()), self.now, "")
 
-    def allocate(
-        self,
-        key: Hashable,
-        nbytes: float,
-        category: Category,
-        layer: str = "",
-        *,
-        stream: str = "compute",
-        tier: str | None = None,
-    ) -> None:
-        """Allocate memory under a key."""
-        if tier is not None:
-            self.outside.allocate(key, nbytes, category, tier)
-            return
-        if key in self._held:
-            return
+    def _allocated(self, nbytes: float, category: Category, layer: str, stream: str) -> tuple[int, int]:
         size, column = whole_blocks(nbytes), COLUMN[category]
-        self._held[key] = size, column
         self._live[column] += size
         self._total += size
         if self._total > self.peak.total:
             self.peak = PeakMoment(self._total, tuple(self._live.tolist()), self.now, layer)
+        return size, column
 
-    def free(self, key: Hashable) -> None:
-        """Free what was allocated under a key."""
-        self.outside.free(key)
-        size, column = self._held.pop(key, (0, 0))
+    def _freed(self, held: tuple[int, int]) -> None:
+        size, column = held
         self._live[column] -= size
         self._total -= size
 
@@ -265,26 +279,11 @@ class LifetimeTracker(_RankTracker):
         self._first = 0
         self.operators: list[Operator] = []
 
-    def allocate(
-        self,
-        key: Hashable,
-        nbytes: float,
-        category: Category,
-        layer: str = "",
-        *,
-        stream: str = "compute",
-        tier: str | None = None,
-    ) -> None:
-        """Allocate memory under a key."""
-        if tier is not None or key in self._held or not nbytes:
-            return
-        self._held[key] = self._born(Lifetime(round(nbytes), category, layer, 0, None, 0, None, stream))
+    def _allocated(self, nbytes: float, category: Category, layer: str, stream: str) -> int:
+        return self._born(Lifetime(round(nbytes), category, layer, 0, None, 0, None, stream))
 
-    def free(self, key: Hashable) -> None:
-        """Free what was allocated under a key."""
-        item = self._held.pop(key, None)
-        if item is not None:
-            self._dies(item, len(self.operators) - 1)
+    def _freed(self, held: int) -> None:
+        self._dies(held, len(self.operators) - 1)
 
     def lifetimes(self, *, estimated: bool) -> Lifetimes:
         """Return all lifetimes when the step is over. The optimizer's states are allocated when it first runs."""
