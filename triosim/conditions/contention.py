@@ -68,7 +68,7 @@ class Contention:
         self._stated = stated
         self._gpu = gpu if gpu is not None and gpu.sms and gpu.architecture != "x86" else None
         self._topology = topology
-        self._memory_bound = memory_bound
+        self.memory_bound = memory_bound
         self._measured_together = measured_together
         self._known: dict[tuple[str, Sequence[int]], Slowdown] = {}
 
@@ -93,9 +93,9 @@ class Contention:
             return Slowdown()
         channels, rate = _resources(kind, ranks, gpu, topology)
         processors, memory = min(channels / gpu.sms, _MOST), min(_PASSES * rate / gpu.bandwidth, _MOST)
-        waiting = processors + self._memory_bound * max(0.0, memory - processors)
+        waiting = processors + self.memory_bound * max(0.0, memory - processors)
         computation = 1.0 if self._measured_together else 1.0 / (1.0 - waiting)
-        return Slowdown(computation, 1.0 + self._memory_bound * memory)
+        return Slowdown(computation, 1.0 + self.memory_bound * memory)
 
 
 def memory_bound(operators: Iterable[Operator]) -> float:

@@ -96,7 +96,7 @@ class LiveRun:
         engine = Engine(system.network.env, system.network, system.engine, progress=progress, symmetry=symmetry)
         hosts = sum(models[home] == rank for rank, home in homes.items())
         records = StepRecords(engine.recording, system.network, hosts, step)
-        streams = LiveStreams(running, models, homes, self._groups, self._output, records.ended)
+        streams = LiveStreams(running, models, homes, self._groups, self._output, records.ended, system.facts)
         status, stopped = 0, False
         try:
             stopped = engine.run({rank: system.stream(rank, streams.tasks(rank)) for rank in simulated}).is_stopped

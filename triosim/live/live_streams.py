@@ -18,6 +18,7 @@ from triosim.live.profiles import Profiles
 from triosim.live.rank_hosts import Mail, RankHost, answer_name
 from triosim.live.running_rank import Issued, RunningRank
 from triosim.tasks import Answer, Communicator, Handle, Host, Record, Synchronize, Task, TaskStream
+from triosim.trace.step_facts import StepFacts
 
 #: A stream keeps the handles of so many commands, and then forgets those that are done.
 _KEPT_HANDLES = 4096
@@ -54,7 +55,7 @@ class LiveStreams:
 
     The questions of a running rank are answered in the stream of the simulated one that is its home.
     ``write`` gets what running ranks print, when the simulated time has come; ``step_ended`` is called with the index of a
-    step when that ends on one of the ranks that run and are simulated by themselves.
+    step when that ends on one of the ranks that run and are simulated by themselves. Profiles say ``facts`` of their step.
     """
 
     def __init__(
@@ -65,14 +66,15 @@ class LiveStreams:
         groups: LiveGroups,
         write: Callable[[int, Said], None],
         step_ended: Callable[[int], None],
+        facts: StepFacts,
     ) -> None:
         self._running = running
         self._like = like
-        self._groups = groups
+        self._groups, self._facts = groups, facts
         self._mail = Mail()
         self._queues = {rank: running[source].queue() for rank, source in like.items()}
         self._hosts = {
-            rank: RankHost(running[source], self._mail, write, step_ended)
+            rank: RankHost(running[source], self._mail, write, step_ended, facts)
             for rank, source in like.items()
             if homes[source] == rank
         }
@@ -83,7 +85,7 @@ class LiveStreams:
         host = self._hosts.get(rank)
         handles: dict[int, Handle] = {}
         timed: dict[int, Handle] = {} if host is None else host.timed
-        profiles = Profiles() if host is None else host.profiles
+        profiles = Profiles(self._facts) if host is None else host.profiles
         for issued in _issued(source, queue):
             if issued.number < 0:
                 yield from self._followed(source, issued) if host is None else host.act(issued)

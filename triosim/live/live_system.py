@@ -34,6 +34,7 @@ from triosim.pipeline.reading import Subject
 from triosim.pipeline.system import NetworkFactory, System, network_factory, system_of
 from triosim.tasks import TaskStream
 from triosim.trace import Operator, Trace
+from triosim.trace.step_facts import StepFacts
 from triosim.trace.task_streams import TaskStreams
 
 #: The most GPUs of a machine that PyTorch's fake devices can be, and those of a machine in a rack (GB200 NVL72).
@@ -55,6 +56,13 @@ class LiveSystem:
     prices: Prices
     like: Sequence[int]
     symmetry: Symmetry | None = None
+
+    @property
+    def facts(self) -> StepFacts:
+        """What profiles of a step say of it."""
+        contention = self.engine.contention
+        waiting = None if contention is None else contention.memory_bound
+        return StepFacts(self.prices.gpu.name, waiting, free_launches=not self.engine.launch_costs)
 
     def stream(self, rank: int, stream: TaskStream) -> TaskStream:
         """Return a rank's task stream with the times of its own GPU."""

@@ -14,6 +14,7 @@ from triosim.reports.kineto.annotations import ScriptRange
 from triosim.reports.kineto.rank_file import RankFile
 from triosim.reports.kineto.run_facts import groups_of, run_facts
 from triosim.tasks import Handle
+from triosim.trace.step_facts import StepFacts
 
 
 @dataclass(slots=True)
@@ -27,9 +28,13 @@ class _Profile:
 
 
 class Profiles:
-    """The profiles that are being made of the tasks of one simulated rank, by the running ranks that it is simulated for."""
+    """The profiles that are being made of the tasks of one simulated rank, by the running ranks that it is simulated for.
 
-    def __init__(self) -> None:
+    ``facts`` is what their files say of the step.
+    """
+
+    def __init__(self, facts: StepFacts) -> None:
+        self._facts = facts
         self._open: dict[int, _Profile] = {}
 
     def begin(self, rank: int) -> None:
@@ -63,12 +68,12 @@ class Profiles:
         while self._open[rank].begun:
             self.range_ends(rank, now)
         profile = self._open.pop(rank)
-        _write(asked, profile)
+        _write(asked, profile, self._facts)
 
 
-def _write(asked: ProfileEnds, profile: _Profile) -> None:
+def _write(asked: ProfileEnds, profile: _Profile, said: StepFacts) -> None:
     handles, ranges = profile.handles, sorted(profile.ended, key=lambda one: (one.first, one.begin, one.depth))
     facts = run_facts("model", {asked.owner.rank: handles})
-    owner = replace(asked.owner, groups=groups_of(facts.groups))
+    owner = replace(asked.owner, groups=groups_of(facts.groups), facts=said)
     with writing_text(asked.file) as file:
         RankFile(file, owner, facts).write(handles, profile.waits, ranges)

@@ -23,6 +23,7 @@ from triosim.live.items import (
 from triosim.live.profiles import Profiles
 from triosim.live.running_rank import Issued, RunningRank
 from triosim.tasks import Handle, Host, Iteration, Poll, Synchronize, TaskStream
+from triosim.trace.step_facts import StepFacts
 
 
 class ScriptFailed(Exception):
@@ -65,7 +66,7 @@ class Mail:
 class RankHost:
     """The host of a running rank: its actions other than launches, and the answers to its questions.
 
-    ``step_ended`` is called with the index of each step, when that ends.
+    ``step_ended`` is called with the index of each step, when that ends; profiles say ``facts`` of theirs.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class RankHost:
         source: RunningRank,
         mail: Mail,
         write: Callable[[int, Said], None],
-        step_ended: Callable[[int], None] | None = None,
+        step_ended: Callable[[int], None],
+        facts: StepFacts,
     ) -> None:
         self.source = source
         self.has_ended = False
@@ -82,7 +84,7 @@ class RankHost:
         self._step_ended = step_ended
         self._steps = 0
         self.timed: dict[int, Handle] = {}  # by position
-        self.profiles = Profiles()
+        self.profiles = Profiles(facts)
 
     def act(self, issued: Issued) -> TaskStream:
         """Do what the host does, when the host's time has come."""

@@ -35,7 +35,7 @@ def collect(execution: Execution, planned: PlannedRun, config: RunConfig) -> Res
         notes=(*planned.notes, *execution.notes),
         options=MetricOptions(config.tokens_per_sample, config.price, conditions.gpu_kinds),
     )
-    return Result(data, execution.recording, network.topology, network, memory)
+    return Result(data, execution.recording, network.topology, network, memory, planned.facts)
 
 
 def inputs_of(subject: Subject, config: RunConfig, topology: Topology) -> dict[str, Any]:

@@ -9,11 +9,9 @@ from typing import Any
 
 from triosim import gpus as catalogue
 from triosim.chakra.inputs.network_file import BLOCKS
-from triosim.chakra.metadata import StepFacts
 from triosim.chakra.nodes import Node
 from triosim.chakra.task_nodes import LaunchCosts, Numbers, RankNodes, with_received_sizes
 from triosim.chakra.writing import write_et
-from triosim.conditions.contention import memory_bound
 from triosim.config import RunConfig
 from triosim.gpus import Gpu
 from triosim.networks.topology import Topology
@@ -38,13 +36,10 @@ def write_step(trace: TraceLike, config: RunConfig, folder: Path) -> None:
     planned = plan(price(read(trace, config), config), config)
     timed, numbers = planned.priced.subject.trace, Numbers()
     ranks = _graphs(planned, numbers)
-    streams = planned.priced.subject.streams
-    together = streams is not None and streams.measured_together
-    facts = StepFacts(timed.gpu, memory_bound(timed.operators), together)
     groups = {str(number): list(group.ranks) for group, number in numbers.groups.items()}
     with writing_folder(folder):
         for rank, nodes in enumerate(ranks):
-            write_et(folder / f"{STEM}.{rank}.et", nodes, facts.attributes)
+            write_et(folder / f"{STEM}.{rank}.et", nodes, planned.facts.attributes)
         _write_system(folder, planned.system.topology, timed.gpu, groups, len(ranks))
 
 

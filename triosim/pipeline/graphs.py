@@ -14,13 +14,13 @@ from triosim.chakra.inputs.groups import read_groups
 from triosim.chakra.inputs.network_file import is_network, read_network
 from triosim.chakra.inputs.remote_memory_file import read_remote_memory
 from triosim.chakra.inputs.system_file import Compute, read_system
-from triosim.chakra.metadata import StepFacts
 from triosim.chakra.streams import GraphSystem, task_streams
 from triosim.chakra.workload import read_workload
 from triosim.config import COMMON, RunConfig
 from triosim.config.option import CHAKRA
 from triosim.errors import OptionError, TopologyError
 from triosim.garbage_collector import without_collecting
+from triosim.trace.step_facts import StepFacts
 from triosim.trace.task_streams import TaskStreams
 
 
@@ -47,7 +47,14 @@ def graph_streams(prefix: Path, config: RunConfig) -> TaskStreams:
     notes = (*files.notes, *(() if described is None else described.notes), *timed)
     beside = str(files.network) if config.topology is None and files.network is not None else None
     found = task_streams(graphs, system, str(prefix))
-    return replace(found, topology=beside, notes=notes, measured_together=facts.measured_together)
+    return replace(
+        found,
+        topology=beside,
+        notes=notes,
+        measured_together=facts.measured_together,
+        global_batch_size=facts.global_batch_size,
+        sample_parts=facts.sample_parts,
+    )
 
 
 def refuse_without_graphs(config: RunConfig) -> None:

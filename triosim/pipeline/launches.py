@@ -34,7 +34,7 @@ def with_launches(subject: Subject, config: RunConfig) -> tuple[Subject, Launche
     if overhead == "none":
         return subject, None
     if overhead == "trace" or (overhead is None and (measured or not trace.times.startswith("predicted"))):
-        return subject, Launches(measured, config.run_ahead) if measured else None
+        return subject, Launches(_of_transfers(trace) or measured, config.run_ahead) if measured else None
     if overhead is not None:
         return _launched(subject, overhead), Launches(overhead, config.run_ahead)
     stack = stack_of(trace)
@@ -43,8 +43,14 @@ def with_launches(subject: Subject, config: RunConfig) -> tuple[Subject, Launche
 
 
 def median_host_seconds(trace: Trace) -> float:
-    """Return what launching the median operator costs the host: what a communication does, as a trace of one GPU has none."""
+    """Return what launching the median operator costs the host: what a communication does, where a trace has none."""
     costs = [operator.host_seconds for operator in trace.operators if operator.host_seconds and operator.seconds]
+    return median(costs) if costs else 0.0
+
+
+def _of_transfers(trace: Trace) -> float:
+    """Return what launching the median communication of a trace cost the host, 0 where that is not known."""
+    costs = [one.host_seconds for one in trace.operators if one.communication is not None and one.host_seconds]
     return median(costs) if costs else 0.0
 
 

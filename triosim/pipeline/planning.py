@@ -35,6 +35,7 @@ from triosim.pipeline.pricing import PricedSubject
 from triosim.pipeline.reading import with_batch
 from triosim.pipeline.system import NetworkFactory, System, network_factory, network_notes, system_of
 from triosim.trace import Operator
+from triosim.trace.step_facts import StepFacts
 from triosim.trace.task_streams import TaskStreams
 
 #: By trace: runs of one process have few.
@@ -58,6 +59,15 @@ class PlannedRun:
     contention: Contention
     memory: WorldMemory
     notes: tuple[str, ...]
+
+    @property
+    def facts(self) -> StepFacts:
+        """What files of the step say of it; the samples are left out where they are assumed."""
+        streams, plan = self.priced.subject.streams, self.plan
+        together = streams is not None and streams.measured_together
+        samples = plan.global_batch_size if streams is None else streams.global_batch_size
+        gpu, free = self.priced.subject.trace.gpu, self.priced.launches is None
+        return StepFacts(gpu, self.contention.memory_bound, together, samples, plan.sample_parts, free)
 
 
 @with_own_models

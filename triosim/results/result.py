@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from triosim.memory.world_memory import WorldMemory
     from triosim.networks.base import Network
     from triosim.networks.topology import Topology
+    from triosim.trace.step_facts import StepFacts
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Result(Reportable):
     topology: Topology | None = field(default=None, compare=False)
     network: Network | None = field(default=None, compare=False)
     memory: WorldMemory | None = field(default=None, compare=False)  # None where it comes from a file
+    facts: StepFacts | None = field(default=None, compare=False)  # that files of the step say of it
 
     # ---- the main figures ---------------------------------------------------------------------------------------
 

@@ -25,6 +25,9 @@ MarkKind = Literal["record", "wait", "wait_work", "synchronize"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
+#: Where the times of a trace come from that is itself the output of a simulation.
+SIMULATED = "simulated by triosim"
+
 #: Bytes of one element, by dtype as PyTorch names it (without ``torch.``). It packs two numbers of fp4 into an element
 #: (``_x2``); where a dimension counts the numbers themselves, their dtype is ``float4_e2m1fn``.
 DTYPE_BYTES: Mapping[str, float] = {

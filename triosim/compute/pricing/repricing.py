@@ -19,6 +19,7 @@ from triosim.compute.compute_model import ComputeModel, Estimates, checked
 from triosim.compute.models.auto import AutoComputeModel
 from triosim.compute.operator_sequence import OperatorSequence
 from triosim.trace import Operator, Trace
+from triosim.trace.trace import SIMULATED
 
 #: The shortest time of a kernel that was not measured.
 FLOOR_SECONDS = 1e-6
@@ -74,7 +75,7 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
     source = gpus.get(trace.gpu)
     if source == target:
         return trace
-    measured = trace.times.startswith("measured")
+    measured = trace.times.startswith(("measured", SIMULATED))
     if source is not None and measured:
         model.fit(trace)
         same = trace.operators
@@ -83,7 +84,7 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
             with_prediction(scaled(operator, float(found.seconds[row])), found, row, operator)
             for row, operator in enumerate(same)
         ]
-        times = f"predicted for {target.name} from those measured on {trace.gpu}"
+        times = f"predicted for {target.name} from those {trace.times} on {trace.gpu}"
     else:
         found, known = answers(model, trace.operators, lambda asked: asked.estimate(trace.operators, target.name))
         untimed = not any(operator.seconds for operator in trace.operators)

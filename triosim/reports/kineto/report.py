@@ -17,6 +17,7 @@ from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.tasks import Communicator, Handle
 from triosim.trace.formats.pytorch.kineto_file import ProfiledRank
+from triosim.trace.step_facts import StepFacts
 
 
 class Kineto(Report):
@@ -54,4 +55,4 @@ def _owner(result: Result, rank: int, numbers: Mapping[Communicator, int]) -> Pr
         host = topology.host_of(rank)
         device = sum(topology.host_of(other) == host for other in range(rank))
     gpu = str(result.inputs.get("trace", {}).get("gpu", "GPU"))
-    return ProfiledRank(rank, result.world, gpu, device, groups_of(numbers, rank))
+    return ProfiledRank(rank, result.world, gpu, device, groups_of(numbers, rank), result.facts or StepFacts())

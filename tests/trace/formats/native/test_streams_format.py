@@ -89,6 +89,7 @@ WRONG: list[tuple[str, list[Any], Any, str, str]] = [
     ("mark of a trace", ["traces", "0", "marks", 0, "kind"], "x", "traces.0.marks[0].kind", "known: record"),
     ("unknown key", ["group"], {}, "group", "did you mean 'groups'?"),
     ("measured perhaps", ["measured_together"], 1, "measured_together", "not true or false"),
+    ("memory of all", ["memory_bound"], 1.5, "memory_bound", "at most 1"),
     ("batch of none", ["global_batch_size"], 0, "global_batch_size", "at least 1"),
 ]
 

@@ -28,6 +28,7 @@ STREAMS_KEYS = {
     "schema": True,
     "global_batch_size": False,
     "measured_together": False,
+    "memory_bound": False,
     "sample_parts": False,
     "like": True,
     "groups": True,
@@ -83,8 +84,16 @@ class StreamsReader(Checks):
             self.fail(
                 "measured_together", f"{together!r:.40} is not true or false", "leave it out, or write one of them"
             )
+        waiting = self.number(data.get("memory_bound"), "memory_bound", 1.0)
         return TaskStreams(
-            traces, tuple(like), groups, self.file, batch, measured_together=together, sample_parts=parts
+            traces,
+            tuple(like),
+            groups,
+            self.file,
+            batch,
+            memory_bound=waiting,
+            measured_together=together,
+            sample_parts=parts,
         )
 
     def traces(self, value: Any, world: int) -> dict[int, Trace]:
@@ -144,6 +153,8 @@ def _lines(streams: TaskStreams) -> Iterator[str]:
         yield f'"global_batch_size": {streams.global_batch_size},\n'
     if streams.measured_together:
         yield '"measured_together": true,\n'
+    if streams.memory_bound is not None:
+        yield f'"memory_bound": {streams.memory_bound!r},\n'
     if streams.sample_parts > 1:
         yield f'"sample_parts": {streams.sample_parts},\n'
     yield f'"like": {json.dumps(streams.like)},\n"groups": {{\n'

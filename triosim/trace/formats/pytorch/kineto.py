@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from triosim.errors import TraceError
 from triosim.input_files.reading import head, read_object
+from triosim.trace.step_facts import StepFacts
+from triosim.trace.trace import SIMULATED
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver")
 _WORK = ("kernel", "gpu_memset", "gpu_memcpy")
@@ -82,6 +84,8 @@ class Profile:
     gpu: str = "unknown"
     software: dict[str, str] = field(default_factory=dict)
     distributed: dict[str, Any] = field(default_factory=dict)  # the rank, of how many, and their groups
+    facts: StepFacts = field(default_factory=StepFacts)  # of a step that triosim wrote
+    times: str = "measured"  # as in ``Trace``
 
 
 class Spans:
@@ -167,6 +171,8 @@ def read(path: Path) -> Profile:
             profile.gpu = str(properties.get("name", "unknown"))
     stated = data.get("distributedInfo")
     profile.distributed = stated if isinstance(stated, dict) else {}
+    if StepFacts.are_in(data):
+        profile.facts, profile.times = StepFacts.of(data), SIMULATED
     for key, value in data.items():
         if key.endswith("_version") and isinstance(value, (str, int)):
             profile.software[key.removesuffix("_version")] = str(value)

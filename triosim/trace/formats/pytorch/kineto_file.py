@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TextIO
 
 from triosim.trace.autograd import ENGINE_PREFIX
 from triosim.trace.formats.pytorch.execution_trace import DTYPES
+from triosim.trace.step_facts import StepFacts
 from triosim.trace.trace import Tensor
 from triosim.units import as_microseconds, slice_times
 
@@ -55,13 +56,14 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledRank:
-    """The rank that a file is of, and its GPU; ``device`` is the GPU's number on its host."""
+    """The rank that a file is of, its GPU, and what is said of the step; ``device`` is the GPU's number on its host."""
 
     rank: int
     world: int
     gpu: str
     device: int = 0
     groups: tuple[ProcessGroup, ...] = ()
+    facts: StepFacts = field(default_factory=StepFacts)
 
 
 class RecordedEvent(NamedTuple):
@@ -109,6 +111,7 @@ class KinetoFile:
             ("distributedInfo", distributed | {"pg_config": groups}),
             ("displayTimeUnit", "ms"),
             ("baseTimeNanoseconds", 0),
+            *owner.facts.attributes.items(),
         ):
             file.write(f'"{key}": {json.dumps(value)},\n')
         file.write('"traceEvents": [\n')

@@ -45,12 +45,18 @@ class Part:
     root: int | None = None
     shares: tuple[float, ...] | None = None
 
-    def as_communication(self, families: GroupFamilies, work: int, *, batched: bool) -> Communication:
-        """Return what an operator asks for; messages are those of the world."""
+    def as_communication(
+        self, families: GroupFamilies, purposes: Mapping[str, str], work: int | None, batch: int | None
+    ) -> Communication:
+        """Return what an operator asks for; messages are those of the world, with one ``batch`` where they go together.
+
+        ``purposes`` are what groups are for. ``work`` is the number that is waited for, None where the issuing stream waits at
+        once.
+        """
         if self.peer is not None:
-            batch = work if batched else None
             return Communication(self.kind, WORLD, self.nbytes, peer=self.peer, work=work, batch=batch)
-        family = families.of("" if len(self.members) == 0 else self.group, self.members)
+        name = "" if len(self.members) == 0 else self.group
+        family = families.of(name, self.members, purposes.get(self.group, ""))
         return Communication(self.kind, family, self.nbytes, root=self.root, work=work, shares=self.shares)
 
 
@@ -59,6 +65,14 @@ class Transfer:
     """What one kernel carries: a collective, or the messages of a batch."""
 
     parts: tuple[Part, ...]
+
+
+def purposes_of(distributed: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return what process groups are for, by their names, as the top of a profile describes them."""
+    rows = distributed.get("pg_config")
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    described = {str(row.get("pg_name")): str(row.get("pg_desc") or "") for row in found}
+    return {name: purpose for name, purpose in described.items() if purpose not in ("", "undefined")}
 
 
 def transfer_of(

@@ -134,7 +134,7 @@ class ProfiledStep:
                 operator.host_seconds = host if call.span.after is not None else None
             else:
                 operator.seconds, operator.busy_seconds = times[index]
-                operator.host_seconds = host
+                operator.host_seconds = None if self.profile.facts.free_launches else host
                 operator.kernels = tuple(work.name for work in self._work.get(call.node.number, ()))
             if phase == "forward":
                 operator.layer = self._layer(call) or _numbered(call.node.name, numbers)

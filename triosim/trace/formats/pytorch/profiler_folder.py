@@ -133,7 +133,7 @@ def _trace(
         batch,
         step.model,
         timed.gpu if timed.work else "CPU",
-        "measured",
+        timed.times,
         software=timed.software,
         source=str(path),
         storages=memory_events.storages(full, moments, operators, step.hints.annotated),

@@ -18,7 +18,7 @@ from typing import Any
 from triosim.errors import TraceError
 from triosim.trace.formats.pytorch.host_waits import HostWaits, blocks
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
-from triosim.trace.formats.pytorch.nccl_kernels import Transfer, transfer_of
+from triosim.trace.formats.pytorch.nccl_kernels import Transfer, purposes_of, transfer_of
 from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, OPTIMIZER_STEP, last_step
 from triosim.trace.formats.pytorch.ranks_batch import RankBatch, rank_batch, samples
 from triosim.trace.group_families import GroupFamilies
@@ -61,15 +61,18 @@ def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
     found = samples(batches, like)
     traces = {rank: replace(trace, batch_size=found.by_rank.get(rank, 1)) for rank, trace in traces.items()}
     complete = len(known) == world
+    facts = by_rank[known[0]].facts
     return TaskStreams(
         traces,
         like,
         families.groups,
         source=str(source),
-        global_batch_size=found.total,
+        global_batch_size=facts.global_batch_size or found.total,
         complete=complete,
+        memory_bound=facts.memory_bound,
         notes=tuple(dict.fromkeys(note for one in batches.values() for note in one.notes)),
         measured_together=True,
+        sample_parts=facts.sample_parts,
     )
 
 
@@ -94,6 +97,7 @@ class _RankReader:
         self._waits = sorted((one for one in profile.waits if begin <= one.start <= end), key=lambda one: one.start)
         self._work = sorted(work, key=lambda one: (_issued(one), one.start))
         self._host_waits = HostWaits(profile)
+        self._purposes = purposes_of(profile.distributed)
         self._names = {call.external: call.name for call in profile.calls if call.external is not None}
         self._optimizing = sorted(
             (call.start, call.end) for call in profile.calls if call.annotation and call.name.startswith(OPTIMIZER_STEP)
@@ -123,7 +127,14 @@ class _RankReader:
         model, gpu = f"rank {self._rank} of {self._profile.distributed['world_size']}", self._profile.gpu
         software = self._profile.software
         return Trace(
-            tuple(self._operators), 1, model, gpu, software=software, source=str(self._source), marks=tuple(marks)
+            tuple(self._operators),
+            1,
+            model,
+            gpu,
+            self._profile.times,
+            software=software,
+            source=str(self._source),
+            marks=tuple(marks),
         )
 
     def batch(self) -> RankBatch:
@@ -151,14 +162,8 @@ class _RankReader:
             over = next((one for one in self._unawaited if one[0] <= work.start + _ROUNDING), None)
             if over is not None:
                 self._wait_work(stream, over)
-        waited = self._host_waits.of_launch(work)
-        seconds, host = (
-            (work.end - work.start) / MICROSECONDS,
-            max(0.0, work.returned - self._host - waited) / MICROSECONDS,
-        )
-        self._host = max(self._host, work.returned)
+        seconds = (work.end - work.start) / MICROSECONDS
         name = self._names.get(work.external, work.name) if work.external is not None else work.name
-        host_seconds = host if work.thread is not None else None
         self._operators.append(
             Operator(
                 position,
@@ -168,7 +173,7 @@ class _RankReader:
                 (),
                 (),
                 seconds,
-                host_seconds=host_seconds,
+                host_seconds=self._launched(work),
                 kernels=(work.name,),
                 stream=stream.name,
             )
@@ -188,9 +193,14 @@ class _RankReader:
         tails = [one for one in self._streams.values() if one.work and not one.name.startswith("communication")]
         tails.sort(key=lambda one: -one.work[-1].launched)
         over = (one.name for one in tails if one.ends[-1] <= work.start + _ROUNDING)
-        issuer = next(over, f"{stream.name} alone")
+        waits = (
+            stream.name == _COMPUTE
+        )  # the current stream carries it itself, as PyTorch does where nobody goes on meanwhile
+        issuer = _COMPUTE if waits else next(over, f"{stream.name} alone")
+        work_number, batch = None if waits else position, position if len(transfer.parts) > 1 else None
+        host_seconds = self._launched(work)
         for part in transfer.parts:
-            asked = part.as_communication(self._families, position, batched=len(transfer.parts) > 1)
+            asked = part.as_communication(self._families, self._purposes, work_number, batch)
             number = len(self._operators)
             self._operators.append(
                 Operator(
@@ -201,14 +211,22 @@ class _RankReader:
                     (),
                     (),
                     0.0,
+                    host_seconds=host_seconds,
                     kernels=(work.name,),
                     stream=issuer,
                     communication=asked,
                 )
             )
-        self._host = max(self._host, work.returned)
-        self._unawaited.append((work.end, position))
+        if not waits:
+            self._unawaited.append((work.end, position))
         self._keep(stream, work, position)
+
+    def _launched(self, work: Work) -> float | None:
+        """Return what a launch cost the host, of all since the one before, less what it waited; None where none is known."""
+        waited = self._host_waits.of_launch(work)
+        seconds = max(0.0, work.returned - self._host - waited) / MICROSECONDS
+        self._host = max(self._host, work.returned)
+        return None if work.thread is None or self._profile.facts.free_launches else seconds
 
     def _wait_for_last(self, work: Work, stream: _Stream, ready: float) -> None:
         """Let a stream wait for what ended last elsewhere before a kernel that starts late."""

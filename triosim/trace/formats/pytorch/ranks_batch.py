@@ -20,7 +20,7 @@ from triosim.trace.autograd import ENGINE_PREFIX
 from triosim.trace.formats import tensor_categories
 from triosim.trace.formats.pytorch import profiler_only
 from triosim.trace.formats.pytorch.kineto import Profile, Work
-from triosim.trace.formats.pytorch.nccl_kernels import Part
+from triosim.trace.formats.pytorch.nccl_kernels import Part, purposes_of
 from triosim.trace.formats.pytorch.partial_steps import check_step
 from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
 
@@ -57,7 +57,7 @@ def rank_batch(profile: Profile, parts: Iterable[tuple[Work, Part]], where: str)
         runs = forward_runs(step)
     found = RankBatch(samples, runs, notes)
     forward = _ForwardPasses(profile)
-    descriptions = _descriptions(profile)
+    descriptions = purposes_of(profile.distributed)
     for work, part in parts:
         if part.peer is not None:
             found.peers.add(part.peer)
@@ -128,13 +128,6 @@ def _components(ranks: Mapping[int, RankBatch]) -> Iterator[list[int]]:
             left.extend(new)
         seen |= found
         yield sorted(found)
-
-
-def _descriptions(profile: Profile) -> dict[str, str]:
-    """Return what process groups are for, by their names."""
-    rows = profile.distributed.get("pg_config")
-    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return {str(row.get("pg_name")): str(row.get("pg_desc", "")) for row in found}
 
 
 def _share_samples(description: str, *, reduces: bool) -> bool:

@@ -1,0 +1,97 @@
+"""Profiles of all ranks read back to the step that they were written of: its time, its samples, its groups."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triosim
+from triosim.compute.fit.operator_rows import of_trace
+from triosim.errors import TraceError
+from triosim.trace import Trace
+from triosim.trace.step_facts import StepFacts
+from triosim.trace.task_streams import TaskStreams
+
+STREAMS = Path(__file__).parents[1] / "golden" / "data" / "streams_32.json.gz"
+LLAMA = {"layers": 2, "seq": 1024, "gpu": "H100"}
+STEPS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "ddp": ("llama3-8b", {**LLAMA, "parallel": "ddp=4", "topology": "dgx-h100"}),
+    "fsdp": ("llama3-8b", {**LLAMA, "parallel": "fsdp=8", "topology": "dgx-h100"}),
+    "tp": ("llama3-8b", {**LLAMA, "parallel": "tp=4", "topology": "dgx-h100"}),
+    "pp": ("llama3-8b", {**LLAMA, "parallel": "pp=2", "micro_batches": 4, "topology": "dgx-h100"}),
+    "free": ("llama3-8b", {**LLAMA, "parallel": "dp=2,tp=2", "topology": "dgx-h100", "host_overhead": "none"}),
+    "captured": (STREAMS, {"topology": "switch(32, bandwidth=450 GB/s, latency=1 us)"}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_folder_takes_as_long_as_the_step_and_has_its_samples(tmp_path: Path, name: str) -> None:
+    """Collectives wait for memory as long as beside the operators of the plan, FSDP's copies among them; a collective on
+    the current stream is waited for at once; and launches that are free stay free."""
+    subject, options = STEPS[name]
+    run = triosim.simulate(subject, timeline=True, **options)
+    run.save_kineto(tmp_path)
+    found = triosim.simulate(tmp_path, topology=options["topology"])
+    assert found.step_time_s == pytest.approx(run.step_time_s, rel=1e-3)
+    assert found.data.global_batch_size == run.data.global_batch_size
+
+
+def test_groups_have_the_names_of_their_axes(tmp_path: Path) -> None:
+    options = {**LLAMA, "parallel": "dp=2,tp=2", "topology": "dgx-h100", "timeline": True}
+    triosim.simulate("llama3-8b", **options).save_kineto(tmp_path)
+    found = triosim.load_trace(tmp_path)
+    assert isinstance(found, TaskStreams)
+    assert {name: found.groups[name] for name in ("dp", "tp")} == {"dp": ((0, 2), (1, 3)), "tp": ((0, 1), (2, 3))}
+
+
+def test_two_families_of_one_purpose_have_two_names(tmp_path: Path) -> None:
+    """Groups of 4 and of 2 ranks, both described as dp: as of experts and of what they share."""
+    triosim.simulate("gpt2", "ddp=4", layers=1, gpu="A100", topology="dgx-a100", timeline=True).save_kineto(tmp_path)
+    path = tmp_path / "rank-3.json.gz"
+    profile = json.loads(gzip.decompress(path.read_bytes()))
+    about = {"Process Group Name": "9", "Process Group Ranks": "[2, 3]", "Group size": 2}
+    nccl = [one for one in profile["traceEvents"] if "nccl" in str(one.get("name")) and one.get("cat") == "kernel"]
+    nccl[-1]["args"].update(about)
+    profile["distributedInfo"]["pg_config"].append({"pg_name": "9", "pg_desc": "ddp", "ranks": [2, 3]})
+    path.write_bytes(gzip.compress(json.dumps(profile).encode()))
+    found = triosim.load_trace(tmp_path)
+    assert isinstance(found, TaskStreams)
+    assert list(found.groups) == ["world", "ddp", "ddp of 2, 2"]
+
+
+def test_facts_are_read_as_they_were_written_and_those_of_others_are_none() -> None:
+    facts = StepFacts("H100", 0.25, True, 64, 2, True)
+    assert StepFacts.of(facts.attributes) == facts
+    assert StepFacts.of(StepFacts("H100").attributes) == StepFacts("H100")
+    odd = {"triosim_memory_bound": 7.0, "triosim_global_batch_size": -1, "triosim_sample_parts": "2", "triosim_gpu": 3}
+    assert StepFacts.of(odd) == StepFacts()
+
+
+def test_streams_keep_how_much_their_operators_wait_for_memory(tmp_path: Path) -> None:
+    streams = triosim.load_trace(STREAMS)
+    assert isinstance(streams, TaskStreams)
+    triosim.save_trace(dataclasses.replace(streams, memory_bound=0.25), tmp_path / "streams.json")
+    found = triosim.load_trace(tmp_path / "streams.json")
+    assert isinstance(found, TaskStreams)
+    assert found.memory_bound == 0.25
+
+
+def test_times_of_a_simulation_are_not_called_measured(tmp_path: Path) -> None:
+    """They are scaled to another GPU as measured ones are, and no model is fitted to them."""
+    trace = Path(__file__).parents[2] / "examples" / "traces" / "gpt2_a100_fake.json.gz"
+    triosim.simulate(trace, "ddp=2", topology="dgx-a100", timeline=True).save_kineto(tmp_path)
+    run = triosim.simulate(tmp_path, topology="dgx-a100")
+    assert run.inputs["trace"]["times"] == "simulated by triosim"
+    assert "operator times in this trace are not measured: simulated by triosim" in run.notes
+    alone = triosim.load_trace(tmp_path / "rank-0.json.gz")
+    assert isinstance(alone, Trace)
+    faster = triosim.simulate(alone, gpu="H100")
+    assert faster.inputs["trace"]["times"] == "predicted for H100-SXM from those simulated by triosim on A100-SXM-80GB"
+    assert faster.step_time_s < triosim.simulate(alone).step_time_s
+    with pytest.raises(TraceError, match="holds no measured operator; its times are 'simulated by triosim'"):
+        of_trace(alone)
