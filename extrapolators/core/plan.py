@@ -15,15 +15,15 @@ from triosim.config.stacks import STACKS
 from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.flags import EP_OVERLAP, GRADIENT_DTYPE
-from triosim.extrapolators.core.kept_programs import KEPT, ProgramSource, of_operators_alone
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.memory import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.parallelisms import Parallel, Parallelisms
 from triosim.extrapolators.core.program import Block, Program, Stage
+from triosim.extrapolators.core.program.kept_programs import KEPT, ProgramSource, of_operators_alone
+from triosim.extrapolators.core.program.shape_differences import ShapeDifferences, shape_differences
 from triosim.extrapolators.core.recompute import recomputed
 from triosim.extrapolators.core.schedule_table import accumulate
-from triosim.extrapolators.core.shape_differences import ShapeDifferences, shape_differences
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.garbage_collector import without_collecting

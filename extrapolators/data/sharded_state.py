@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from triosim.compute.pricing.repricing import estimated
-from triosim.extrapolators.core.kept_programs import with_kept_optimizer
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.core.program.kept_programs import with_kept_optimizer
 from triosim.sharding.parameters import owners, parameter_storages
 from triosim.tasks import COMMUNICATION_STREAM, AllReduce, Communicator, Compute, Handle, Layers, ReduceScatter, Task
 from triosim.trace import Operator, Phase, Tensor

@@ -22,7 +22,6 @@ from triosim.config import Option
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.extrapolator import PIPELINE_ORDER, Extrapolator
 from triosim.extrapolators.core.flags import BALANCE_STAGES, GRADIENT_DTYPE, SCHEDULE, STAGES
-from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import (
     Await,
@@ -36,6 +35,7 @@ from triosim.extrapolators.core.program import (
     Stage,
     TransferKey,
 )
+from triosim.extrapolators.core.program.kept_programs import BlocksSource, Kept
 from triosim.extrapolators.core.schedule_table import ScheduleTable
 from triosim.extrapolators.pipeline.backward_split import split_backward
 from triosim.extrapolators.pipeline.divided_optimizer import DividedOptimizer

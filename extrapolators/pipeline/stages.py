@@ -14,8 +14,8 @@ import numpy as np
 
 from triosim.config import RunConfig
 from triosim.errors import OptionError, nearest
-from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
 from triosim.extrapolators.core.program import Block, Stage
+from triosim.extrapolators.core.program.kept_programs import BlocksSource, Kept
 from triosim.trace import Operator
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from triosim.extrapolators.core.hooks import with_hooks
-from triosim.extrapolators.core.kept_programs import with_kept_optimizer
 from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.core.program.kept_programs import with_kept_optimizer
 from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication
 from triosim.extrapolators.tensor import notes
 from triosim.extrapolators.tensor.added_operators import AddedOperators

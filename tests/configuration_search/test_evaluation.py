@@ -11,9 +11,9 @@ from tests.search_spaces import GPT, LLAMA, MIXTURE, space
 from triosim.configuration_search.bounds import IdleCollectives, lower_bound
 from triosim.configuration_search.evaluation import Weigh, shortened
 from triosim.configuration_search.spaces.rules import validity_of
-from triosim.extrapolators.core import kept_programs
 from triosim.extrapolators.core import plan as planning
-from triosim.extrapolators.core.kept_programs import Kept, KeptPrograms
+from triosim.extrapolators.core.program import kept_programs
+from triosim.extrapolators.core.program.kept_programs import Kept, KeptPrograms
 from triosim.extrapolators.pipeline import pp
 from triosim.memory.liveness import micro_batch_lifetimes, module_inputs, rank_lifetimes
 from triosim.pipeline.planning import plan

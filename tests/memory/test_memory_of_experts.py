@@ -13,7 +13,7 @@ from triosim.compute.models.auto import AutoComputeModel
 from triosim.config import RunConfig
 from triosim.extrapolators.core.plan import ParallelPlan, plan
 from triosim.extrapolators.core.program import Program
-from triosim.extrapolators.core.shape_differences import shape_differences
+from triosim.extrapolators.core.program.shape_differences import shape_differences
 from triosim.memory import MemoryReport
 from triosim.memory.extrapolated_memory import ExtrapolatedMemory
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES

@@ -20,9 +20,9 @@ from triosim.config.offload import Offload
 from triosim.config.run_config import option_named
 from triosim.errors import OptionError, TraceError, nearest
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
-from triosim.extrapolators.core.kept_programs import Kept
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.plan import plan as extrapolate
+from triosim.extrapolators.core.program.kept_programs import Kept
 from triosim.garbage_collector import without_collecting
 from triosim.memory.extrapolated_memory import memory_of_run
 from triosim.memory.tier_capacity import check_tiers

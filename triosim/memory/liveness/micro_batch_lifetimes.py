@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from triosim.extrapolators.core.kept_programs import Kept
 from triosim.extrapolators.core.memory import LoadActivations, StoreActivations
 from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, SendToStage, TransferKey
-from triosim.extrapolators.core.shape_differences import ShapeDifferences
+from triosim.extrapolators.core.program.kept_programs import Kept
+from triosim.extrapolators.core.program.shape_differences import ShapeDifferences
 from triosim.memory.liveness.away import AwayTensors
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, PERSISTENT, whole_blocks
 from triosim.memory.liveness.logits import kept_for_loss

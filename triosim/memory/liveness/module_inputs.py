@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 
-from triosim.extrapolators.core.kept_programs import Kept
 from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.core.program.kept_programs import Kept
 from triosim.models.compilation import NAME as COMPILED
 from triosim.trace import Operator
 from triosim.trace.numbered_modules import numbered_module_of

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from triosim.extrapolators.core.kept_programs import BlocksSource, Kept
 from triosim.extrapolators.core.lowering import InstructionList, Lowering, PostedReceive, ScheduledAction
 from triosim.extrapolators.core.memory import MemoryTracker, StoreActivations
 from triosim.extrapolators.core.program import Block, Gradient, ReceiveFromStage, TransferKey
+from triosim.extrapolators.core.program.kept_programs import BlocksSource, Kept
 from triosim.extrapolators.core.schedule_table import Action, ActionPhase
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, Lifetime, Lifetimes, whole_blocks
 from triosim.memory.liveness.micro_batch_lifetimes import (

@@ -10,8 +10,8 @@ import traces
 from triosim import simulate
 from triosim.config import RunConfig
 from triosim.extrapolators.core import plan as planning
-from triosim.extrapolators.core.kept_programs import KeptPrograms, ProgramSource, of_operators_alone
 from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.core.program.kept_programs import KeptPrograms, ProgramSource, of_operators_alone
 from triosim.extrapolators.tensor.tp import TensorParallel
 
 GPT = traces.transformer(batch=32, tokens=16, blocks=6, heads=8, width=32)
