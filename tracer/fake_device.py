@@ -23,19 +23,16 @@ from triosim.memory.allocator.workspace import workspace_bytes
 from triosim.trace import Trace
 from triosim.tracer.compiler import cuda_graphs, dynamo, triton_kernels
 from triosim.tracer.contents import host_reads
-from triosim.tracer.device import (
+from triosim.tracer.device import cpp_registration, cuda_api, script_patches, unknown_checks
+from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
+from triosim.tracer.device.operators import (
     attention,
-    cpp_registration,
-    cuda_api,
     cudnn_rnn,
     data_dependent_operators,
     memory_formats,
-    script_patches,
     undecomposed_operators,
-    unknown_checks,
     zero_tensors,
 )
-from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
 from triosim.tracer.distributed import fake_world, refused_calls, spawned_ranks
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_exchange import RankExchange

@@ -26,7 +26,7 @@ from triosim.tracer.contents.assumed_contents import AssumedContents, OperatorCa
 from triosim.tracer.contents.host_twins import HostTwins
 from triosim.tracer.contents.known_contents import KnownContents, flat
 from triosim.tracer.contents.storage_contents import is_fake
-from triosim.tracer.device import dtype_checks, memory_formats
+from triosim.tracer.device.operators import dtype_checks, memory_formats
 from triosim.tracer.device.shape_cache import UNCACHED, KnownCall, Made, ShapeCache
 from triosim.tracer.recorder.recorder import Recorder, on_device
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import flex_attention
 
-from triosim.tracer.device.dtype_checks import one_dtype
+from triosim.tracer.device.operators.dtype_checks import one_dtype
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import required
 

@@ -19,7 +19,7 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import once_differentiable
 
-from triosim.tracer.device.dtype_checks import one_dtype
+from triosim.tracer.device.operators.dtype_checks import one_dtype
 from triosim.tracer.patches import Patch, Patches
 
 if TYPE_CHECKING:

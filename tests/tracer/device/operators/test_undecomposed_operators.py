@@ -12,7 +12,7 @@ yaml = pytest.importorskip("yaml")
 
 from torch import nn  # noqa: E402
 
-from triosim.tracer.device.undecomposed_operators import KERNELS  # noqa: E402
+from triosim.tracer.device.operators.undecomposed_operators import KERNELS  # noqa: E402
 from triosim.tracer.fake_device import fake_capture  # noqa: E402
 
 FUNCTIONS = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
