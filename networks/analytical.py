@@ -2,7 +2,8 @@
 
 A transfer takes the latency of its route and its bytes over the least bandwidth on it (Hockney 1994). A collective takes
 the latency of its algorithm and what its busiest link needs for the bytes that the algorithm sends over it, with all its
-chunks under way; along several dimensions that is the formula of ASTRA-sim 2.0 (IV-B).
+chunks under way; along several dimensions that is the formula of ASTRA-sim 2.0 (IV-B). An access of a memory pool takes what
+its pipeline takes when all GPUs access it at once (IV-D).
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from triosim.networks.collectives.algorithm import (
 )
 from triosim.networks.collectives.algorithms.auto import is_auto
 from triosim.networks.collectives.algorithms.hierarchical import offset
-from triosim.networks.extensions import ContentionFree, TransportNetwork
+from triosim.networks.extensions import ContentionFree, GatheringNetwork, TransportNetwork
 from triosim.networks.topology import NodeRef, Topology
-from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary
+from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary, Tier
 
 
-class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNetwork):
+class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNetwork, GatheringNetwork):
     """Closed-form times of transfers and collectives, each as if it were alone; the routes of a group are examined once.
 
     ``algorithm`` is a name or a ``CollectiveAlgorithm``; without one it is ``auto``, with which collectives on a calibrated
@@ -53,7 +54,20 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNet
         """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered."""
         check_size(nbytes, "transfer")
         latency, bandwidth = self.topology.latency_and_bandwidth(source, destination)
-        return self.env.timeout(latency + nbytes / bandwidth)
+        pool = self.topology.pool_at(source) or self.topology.pool_at(destination)
+        return self.env.timeout(latency + (nbytes / bandwidth if pool is None else pool.access_seconds(nbytes)))
+
+    def gather_from(self, tier: Tier, ranks: tuple[int, ...], nbytes: float) -> simpy.Event:
+        """Load a tensor to all ranks through switches that gather its shares; see ``GatheringNetwork``."""
+        memory = self.topology.memory_of(ranks[0], tier)
+        assert memory is not None, "checked before the run"
+        pool = self.topology.pool_at(memory)
+        assert pool is not None, "checked before the run"
+        links = [link for rank in ranks for link in self.topology.route(memory, rank)]
+        gpus = {self.topology.node(rank) for rank in ranks}
+        nodes = {link.source for link in links if link.destination in gpus}
+        latency, _ = self.topology.latency_and_bandwidth(memory, ranks[0])  # the same for all of a pool
+        return self.env.timeout(latency + pool.gather_seconds(nbytes, len(ranks), len(nodes)))
 
     def collective(
         self, kind: CollectiveKind, group: Group, nbytes: float, *, root: int | None = None, shares: Shares = None

@@ -22,7 +22,7 @@ import simpy
 from triosim.networks.calibration.doubt import ErrorEstimator as ErrorEstimator
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary
+from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,14 @@ class TransportNetwork(ABC):
     def transport_notes(self, library: ExpertLibrary) -> Iterable[str]:
         """Return what a reader should know of the times of a library's kernels on this topology."""
         return ()
+
+
+class GatheringNetwork(ABC):
+    """Can load the shares of ranks from a memory pool through switches that gather them on the way."""
+
+    @abstractmethod
+    def gather_from(self, tier: Tier, ranks: tuple[int, ...], nbytes: float) -> simpy.Event:
+        """Load a tensor of so many bytes to all ranks; the event fires when the last one has it."""
 
 
 class FoldableNetwork(ABC):

@@ -20,6 +20,10 @@ CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter"
 ]
 
+#: What a memory is to a GPU: its host's main memory, its node's solid-state drives, memory that a node has besides, or a pool
+#: behind switches that all nodes share.
+Tier = Literal["host", "nvme", "expansion", "pool"]
+
 COMPUTE_STREAM = "compute"
 COMMUNICATION_STREAM = "communication"
 #: Streams whose names begin so are those of what is no GPU's work: a CPU, a memory. They take no compute units.
@@ -249,6 +253,7 @@ class Collective(Task):
     root: the rank that sends or receives the whole tensor.
     layers: the layers that the tensors belong to, for reports.
     transport: what carries it where that is not NCCL. A network that does not know it runs the collective as any other.
+    memory: the tier of the memory whose switches gather the shares, which lie there, while they are loaded (of an all-gather).
     blocks: whether the next task of the stream that issued it waits for it, as with a ``Wait`` behind it.
     """
 
@@ -263,6 +268,7 @@ class Collective(Task):
     label: str = ""
     layers: Layers | None = None
     transport: DeepEP | None = None
+    memory: Tier | None = None
     blocks: bool = False
 
 

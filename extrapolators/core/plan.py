@@ -29,7 +29,7 @@ from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.garbage_collector import without_collecting
 from triosim.operators.features import unknown
 from triosim.sharding.reshape import rescaled
-from triosim.tasks import TaskStream
+from triosim.tasks import TaskStream, Tier
 from triosim.trace import Operator, Trace
 
 #: Turns a program into another one.
@@ -126,13 +126,15 @@ def plan(
     config: RunConfig,
     model: ComputeModel,
     slowdown: Callable[[int, Operator], float] | None = None,
+    gathering_memories: frozenset[Tier] = frozenset(),
 ) -> ParallelPlan:
     """Return the plan for a trace.
 
     ``parallel`` is ``single``, ``ddp``, ``dp=2,tp=4``, or a mapping of names (or classes) to sizes; one may go without a size
     and takes what is left of ``gpus``. ``slowdown`` is by how many times longer an operator takes on a rank, where pipeline
-    stages are to be balanced over unequal GPUs. Raises ``OptionError`` for options that contradict each other, ``TraceError``
-    where the trace lacks what a parallelism needs, ``PluginError`` for an unknown name.
+    stages are to be balanced over unequal GPUs; ``gathering_memories`` are behind switches that gather what ranks
+    load. Raises ``OptionError`` for options that contradict each other, ``TraceError`` where the trace lacks what a parallelism
+    needs, ``PluginError`` for an unknown name.
     """
     parallelisms = Parallelisms.of(parallel, gpus, config)
     batch_size, micro_batches = batches(parallelisms, config, trace.batch_size)
@@ -145,6 +147,7 @@ def plan(
         data_axes=parallelisms.data_axes,
         sharded_axes=parallelisms.sharded_axes,
         slowdown=slowdown,
+        gathering_memories=gathering_memories,
     )
     different = config.iterations if parallelisms.is_random else 1
     programs = composition.programs(begun, different)

@@ -28,7 +28,7 @@ from triosim.extrapolators.data.sharded_state import (
     with_sharded_optimizer,
 )
 from triosim.extrapolators.offload.parameters import READ_AHEAD, ParameterFetcher
-from triosim.tasks import AllGather, Handle, Layers, TaskStream, Wait
+from triosim.tasks import AllGather, Handle, Layers, TaskStream, Tier, Wait
 from triosim.trace import DTYPE_BYTES, Phase, Tensor
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
@@ -62,6 +62,7 @@ class FullyShardedDataParallel(Extrapolator):
         """Return the program that gathers parameters and scatters gradients, unit by unit."""
         if program.training:
             require_gradients(program)
+        kept_in = Offload.of(self.config.offload, training=program.training).parameters
         choices = FsdpChoices(
             unit=self.config.unit,
             prefetch=self.config.prefetch,
@@ -69,7 +70,8 @@ class FullyShardedDataParallel(Extrapolator):
             each_micro_batch=_usually(self.config.reduce, "each", mesh),
             dtype=self.config.parameter_dtype,
             shard_dtype=self.config.shard_dtype,
-            kept_in=Offload.of(self.config.offload, training=program.training).parameters,
+            kept_in=kept_in,
+            gathered_on_load=kept_in in program.gathering_memories,
         )
         flat = {"flat": True, "copied": False}.get(self.config.buffers, choices.reshards and _has_flat_buffers(program))
         copies = None if flat else DeviceCopies(program)
@@ -107,7 +109,8 @@ def _has_flat_buffers(program: Program) -> bool:
 class FsdpChoices:
     """The user's options. ``dtype`` is that of gathered parameters, ``shard_dtype`` that of kept shares; None is their own.
 
-    ``kept_in`` is the tier of the memory in which shares are kept; None is the GPU's.
+    ``kept_in`` is the tier of the memory in which shares are kept; None is the GPU's. They are ``gathered_on_load`` where that
+    memory's switches do so.
     """
 
     unit: str
@@ -116,7 +119,8 @@ class FsdpChoices:
     each_micro_batch: bool
     dtype: str | None
     shard_dtype: str | None
-    kept_in: str | None = None
+    kept_in: Tier | None = None
+    gathered_on_load: bool = False
 
     def unit_of(self, layer: str) -> str:
         """Return the unit that a layer is in."""
@@ -315,8 +319,11 @@ class ShardUnits(TrainingHooks):
         if unit not in self._gathered:
             layers, group = self._units.parameters[unit], self._groups[unit in self._units.expert_units]
             after: tuple[Handle, ...] = ()
-            if self._fetcher is not None:
-                share = self._units.shares[unit]
+            share, on_load = (
+                self._units.shares.get(unit, 0.0),
+                self._choices.gathered_on_load and not self._is_whole(unit),
+            )
+            if self._fetcher is not None and not on_load:
                 if not self._is_whole(unit):
                     self.memory.allocate(("fetched", unit), share, "communication", unit, stream="fsdp all-gather")
                 after = ((yield from self._fetcher.fetch(unit, share)),)
@@ -324,7 +331,9 @@ class ShardUnits(TrainingHooks):
             if self._is_whole(unit):
                 (self._gathered[unit],) = after
             else:
-                gather = AllGather(layers.total, group, stream="fsdp all-gather", layers=layers, after=after)
+                nbytes = share * len(group.ranks) if on_load else layers.total
+                memory = self._choices.kept_in if on_load else None
+                gather = AllGather(nbytes, group, stream="fsdp all-gather", layers=layers, after=after, memory=memory)
                 self._gathered[unit] = yield gather
 
     def forward_ends(self) -> None:

@@ -36,11 +36,13 @@ from triosim.networks.collectives.algorithm import (
 )
 from triosim.networks.collectives.algorithms.auto import is_auto
 from triosim.networks.collectives.lowering import Done, Form, Layout
+from triosim.networks.collectives.memory_gather import memory_gather
 from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import (
     ChangeableLinks,
     FlowRecord,
     FoldableNetwork,
+    GatheringNetwork,
     LinkRate,
     LinkRecorder,
     TransportNetwork,
@@ -52,7 +54,7 @@ from triosim.networks.flow.uncontended import UncontendedExecution
 from triosim.networks.flow.unequal_collectives import KnownExchanges, ends_one_by_one
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary
+from triosim.tasks import CollectiveKind, DeepEP, ExpertLibrary, Tier
 
 Kernel = Literal["auto", "python", "numba"]
 _NEVER = 1e200  # seconds; when a flow over a link that has failed would end
@@ -89,7 +91,13 @@ def _choice(name: str, choices: tuple[str, ...], help: str) -> Option:
 
 
 class PacketNetwork(
-    SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwork, CalibratedNetwork, TransportNetwork
+    SendingNetwork,
+    LinkRecorder,
+    ChangeableLinks,
+    FoldableNetwork,
+    CalibratedNetwork,
+    TransportNetwork,
+    GatheringNetwork,
 ):
     """Flows with max-min fair rates. See ``Network`` for what it does and for the other options.
 
@@ -129,6 +137,7 @@ class PacketNetwork(
         machine = None if self.calibrated is None else self.calibrated.measured_on
         self._measured: dict[CollectiveOperation, tuple[Layout, float]] = {}
         self._deepep = DeepEPCollectives(topology, machine)
+        self._gathers: dict[tuple[Tier, tuple[int, ...]], SteadyState] = {}
         kernel, fold = (option.parse(value) for option, value in zip(self.options, (kernel, fold), strict=True))
         self._uncontended = UncontendedExecution(self)
         self._symmetric = SymmetricExecution(self, self._uncontended, self._lowering.algorithm, fold)
@@ -191,6 +200,15 @@ class PacketNetwork(
     def transport_notes(self, library: ExpertLibrary) -> Iterable[str]:
         """Return what a reader should know of the times of transports; see ``TransportNetwork``."""
         return self._deepep.notes(library)
+
+    def gather_from(self, tier: Tier, ranks: tuple[int, ...], nbytes: float) -> simpy.Event:
+        """Load a tensor to all ranks through switches that gather its shares; see ``GatheringNetwork``."""
+        key = tier, ranks
+        if key not in self._gathers:
+            memory = self.topology.memory_of(ranks[0], tier)
+            assert memory is not None, "checked before the run"
+            self._gathers[key] = memory_gather(self.topology, memory, ranks, 1.0)
+        return Layout(self._gathers[key], nbytes).run(self.env, self.send)
 
     def _run_plan(self, plan: CalibratedCollective, ranks: Sequence[int]) -> simpy.Event:
         return self._send_all(self._planned(plan, ranks), plan.stretch)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from triosim.errors import TopologyError, nearest
+from triosim.networks.topology.pool import SharedPool
+from triosim.tasks import Tier
 
 NodeKind = Literal["gpu", "switch", "port", "host", "memory"]
 BlockKind = Literal["ring", "fully_connected", "switch", "line"]
@@ -58,22 +60,19 @@ class Link:
             raise TopologyError(f"latency of link '{self.name}' is {self.latency:g} s", fix=fix)
 
 
-#: What a memory is to a GPU: its host's main memory, its node's solid-state drives, memory that a node has besides, or a pool
-#: behind switches that all nodes share.
-Tier = Literal["host", "nvme", "expansion", "pool"]
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """A memory outside of GPUs: its tier, its bytes, and how many may access it at once (None: as many as want).
 
     ``port`` is the name of a link from the node to itself that all accesses cross, reads and writes together: its bandwidth.
+    ``shared`` is the pool of which the node stands for all memory groups.
     """
 
     tier: Tier
     capacity: float = math.inf
     simultaneous: int | None = None
     port: str | None = None
+    shared: SharedPool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +157,12 @@ class GraphDraft:
         if name in self.links:
             raise TopologyError(f"link '{name}' is declared twice", fix="give each link a name of its own")
         self.links[name] = Link(name, source, destination, bandwidth, latency)
+
+    def leave(self, a: str, b: str, bandwidth: float, latency: float) -> None:
+        """Add both directions of a link between nodes, which routes inside of a node do not take."""
+        before = len(self.links)
+        self.both(a, b, bandwidth, latency)
+        self.between_nodes.extend([*self.links][before:])
 
     def both(self, a: str, b: str, bandwidth: float, latency: float) -> None:
         """Add both directions of a link."""

@@ -8,10 +8,12 @@ share a DRAM's pins. Drives are read and written through their host's memory, at
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from triosim.networks.topology.graph import GraphDraft, Memory, Tier
+from triosim.networks.topology.graph import GraphDraft, Memory
+from triosim.networks.topology.pool import Pool, SharedPool
+from triosim.tasks import Tier
 
 if TYPE_CHECKING:
     from triosim.networks.topology.topology import Topology
@@ -60,12 +62,13 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class NodeMemories:
-    """The memories of one node of GPUs. Without ``host`` the shape itself has hosts."""
+    """The memories of one node of GPUs, and the ``pool`` of all. Without ``host`` the shape itself has hosts."""
 
     host: HostLink | None = None
     host_memory: HostMemory | None = None
     nvme: Drives | None = None
     expansion: Expansion | None = None
+    pool: Pool | None = None
 
     def add(self, draft: GraphDraft, of_node: Sequence[Sequence[str]]) -> None:
         """Add the memories of nodes of GPUs to a graph that is being put together."""
@@ -77,6 +80,8 @@ class NodeMemories:
         if self.expansion is not None:
             for name in _add_linked(draft, self.expansion.link, of_node, "expansion", "expansion_port"):
                 _declare(draft, name, "expansion", self.expansion.memory)
+        if self.pool is not None:
+            _add_pool(draft, self.pool, of_node, hosts)
 
     def _add_to_host(self, draft: GraphDraft, host: str, number: int) -> None:
         if self.host_memory is None:
@@ -88,6 +93,28 @@ class NodeMemories:
             draft.link(drives, host, self.nvme.read, self.nvme.latency)
             draft.link(host, drives, self.nvme.write, self.nvme.latency)
             draft.memories[drives] = Memory("nvme", self.nvme.capacity, self.nvme.simultaneous)
+
+
+def _add_pool(draft: GraphDraft, pool: Pool, of_node: Sequence[Sequence[str]], hosts: Sequence[str]) -> None:
+    """Add a pool. Its groups are one node, and its switches one: equal links that always carry equal loads are one link.
+
+    A host, which stores what its CPU updates, has as much bandwidth as its GPUs together (the paper's nodes have a CPU for
+    each GPU).
+    """
+    memory, switches = draft.node("pool0", "memory"), draft.node("pool_switches", "port")
+    draft.leave(memory, switches, pool.groups * pool.switches * pool.group_bandwidth, pool.latency)
+    hosts_of_node = len(hosts) // len(of_node)
+    for number, gpus in enumerate(of_node):
+        inside = draft.node(f"pool_port{number}", "port")
+        draft.leave(inside, switches, pool.switches * pool.node_bandwidth, pool.latency)
+        for gpu in gpus:
+            draft.leave(gpu, inside, pool.bandwidth, pool.latency)
+        for host in hosts[number * hosts_of_node : (number + 1) * hosts_of_node]:
+            draft.leave(host, inside, pool.bandwidth * len(gpus) / hosts_of_node, pool.latency)
+    bandwidth = None if pool.memory_bandwidth is None else pool.groups * pool.memory_bandwidth
+    declare(draft, memory, "pool", pool.groups * pool.capacity, bandwidth, pool.simultaneous)
+    shared = SharedPool(pool, len(of_node), sum(map(len, of_node)))
+    draft.memories[memory] = replace(draft.memories[memory], shared=shared)
 
 
 #: Those of a shape of which nothing else is said.

@@ -14,9 +14,11 @@ from triosim.input_files.limits import GPUS
 from triosim.input_files.yaml_lines import Path
 from triosim.networks.topology.description import SECTIONS, Location
 from triosim.networks.topology.dimensional import BLOCKS, GIB, NS
-from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing, Tier
+from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing
 from triosim.networks.topology.memories import NO_MEMORIES, Drives, Expansion, HostLink, HostMemory, NodeMemories
+from triosim.networks.topology.pool import CHUNK, Pool
 from triosim.networks.topology.shapes import NetworkName, ShapeSpec, Wire
+from triosim.tasks import Tier
 from triosim.units import parse_bandwidth, parse_bytes, parse_time
 
 LIST, MAPPING = "[list]", "[mapping]"  # the two forms of `links`; pydantic puts them into an error's path
@@ -176,6 +178,26 @@ class ExpansionModel(HostModel):
         return Expansion(link, HostMemory(self.capacity, self.memory_bandwidth, self.simultaneous))
 
 
+class PoolModel(_Strict):
+    """A pool of memory groups behind switches that all nodes share."""
+
+    groups: Count
+    switches: Count
+    capacity: Capacity
+    bandwidth: Bandwidth
+    node_bandwidth: Bandwidth
+    group_bandwidth: Bandwidth
+    memory_bandwidth: Bandwidth | None = None
+    latency: Latency = 0.0
+    gathers: bool = False
+    chunk: Capacity = CHUNK
+    simultaneous: Count | None = None
+
+    def spec(self) -> Pool:
+        """Return it as the generators take it."""
+        return Pool(**dict(self))
+
+
 class WireModel(_Strict):
     """The link of a GPU to the fabric between nodes."""
 
@@ -276,6 +298,7 @@ class ShapeModel(_Strict):
     host_memory: HostMemoryModel | None = None
     nvme: DrivesModel | None = None
     expansion: ExpansionModel | None = None
+    pool: PoolModel | None = None
     routing: Routing | None = None
     in_switch_reduction: bool = False
     overrides: list[OverrideModel] = []
@@ -361,6 +384,7 @@ _INNER: dict[str | int, type[BaseModel]] = {
     "host_memory": HostMemoryModel,
     "nvme": DrivesModel,
     "expansion": ExpansionModel,
+    "pool": PoolModel,
     "inter_node": WireModel,
     LIST: LinkModel,
     MAPPING: NamedLinkModel,

@@ -28,13 +28,14 @@ from triosim.networks.topology.graph import (
     Node,
     Regularity,
     Routing,
-    Tier,
     graph_of,
     suggested,
 )
 from triosim.networks.topology.memories import memory_of
+from triosim.networks.topology.pool import SharedPool
 from triosim.networks.topology.routing import Router
 from triosim.networks.topology.shapes import ShapeOutline
+from triosim.tasks import Tier
 
 
 class Topology:
@@ -244,6 +245,17 @@ class Topology:
         if key not in self._memories:
             self._memories[key] = memory_of(self, key[0], tier)
         return self._memories[key]
+
+    def pool_at(self, node: SupportsIndex | str) -> SharedPool | None:
+        """Return the pool that a node stands for; None of any other node."""
+        found = self.memories.get(node) if isinstance(node, str) else None
+        return None if found is None else found.shared
+
+    @property
+    def gathering_memories(self) -> frozenset[Tier]:
+        """The tiers of memories behind switches that gather what is loaded through them."""
+        pool = None if self.outline is None else self.outline.spec.memories.pool
+        return frozenset({"pool"}) if pool is not None and pool.gathers else frozenset()
 
     def host_of(self, gpu: int | str) -> str | None:
         """Return the host's memory that a GPU copies its inputs from: the nearest one, or None where there is none."""

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triosim.errors import OptionError, nearest
+from triosim.tasks import Tier
 
 #: The memories, by tier, in which each part of a step can be kept.
-TIERS: Mapping[str, tuple[str, ...]] = {
+TIERS: Mapping[str, tuple[Tier, ...]] = {
     "optimizer": ("host", "nvme"),
     "parameters": ("host", "nvme", "expansion", "pool"),
     "activations": ("host", "expansion", "pool"),
@@ -27,9 +28,9 @@ class Offload:
     The optimizer's are its states; the CPU then updates parameters.
     """
 
-    optimizer: str | None = None
-    parameters: str | None = None
-    activations: str | None = None
+    optimizer: Tier | None = None
+    parameters: Tier | None = None
+    activations: Tier | None = None
 
     @classmethod
     def of(cls, text: str, *, training: bool = True) -> Offload:
@@ -37,13 +38,14 @@ class Offload:
 
         Raises ``OptionError`` for what cannot be.
         """
-        found: dict[str, str] = {}
+        found: dict[str, Tier] = {}
         for entry in [] if text == "none" else text.replace("+", ",").split(","):
-            part, _, tier = (word.strip() for word in entry.partition("="))
+            part, _, said = (word.strip() for word in entry.partition("="))
             if part not in TIERS:
                 raise OptionError(f"'{part}' is nothing that can be offloaded", where=_WHERE, fix=nearest(part, TIERS))
-            if tier not in TIERS[part]:
-                what = f"{part} cannot be kept in '{tier}'" if tier else f"'{part}' does not say where it is kept"
+            tier = next((tier for tier in TIERS[part] if tier == said), None)
+            if tier is None:
+                what = f"{part} cannot be kept in '{said}'" if said else f"'{part}' does not say where it is kept"
                 raise OptionError(what, where=_WHERE, fix=f"write {part}={' or '.join(TIERS[part])}")
             if part in found:
                 raise OptionError(f"'{part}' is given twice", where=_WHERE, fix="give it once")
@@ -58,8 +60,8 @@ class Offload:
         return offload
 
     @property
-    def tiers(self) -> tuple[str, ...]:
+    def tiers(self) -> tuple[Tier, ...]:
         """The tiers that anything is kept in, each once; drives are read and written through the host's memory."""
         kept = [one for one in (self.optimizer, self.parameters, self.activations) if one]
-        through = ["host"] if "nvme" in kept or self.optimizer else []
+        through: list[Tier] = ["host"] if "nvme" in kept or self.optimizer else []
         return tuple(dict.fromkeys((*through, *kept)))

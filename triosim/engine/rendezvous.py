@@ -18,7 +18,7 @@ from triosim.engine.copy_engines import StartTransfer
 from triosim.engine.rank_state import Channel, RankState, TransferEnd, add_dependency
 from triosim.engine.recording import Recording
 from triosim.errors import AsymmetryError, SimulationError
-from triosim.networks.extensions import TransportNetwork
+from triosim.networks.extensions import GatheringNetwork, TransportNetwork
 from triosim.tasks import Batch, Collective, Communicator, Handle, Recv, Send, Task
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class Rendezvous:
 
         if task.transport is not None and isinstance(self._network, TransportNetwork):
             event = self._network.exchange(task.transport, group.ranks)
+        elif task.memory is not None and isinstance(self._network, GatheringNetwork):
+            event = self._network.gather_from(task.memory, group.ranks, task.nbytes)
         else:
             event = self._network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares)
         self._start_transfer(task.kind, group.ranks, event, done)
@@ -198,7 +200,7 @@ def _collective_of(handle: Handle) -> Collective:
 
 
 def _what(task: Collective, *, parts: bool = True) -> tuple[object, ...]:
-    return task.kind, task.root, task.transport, *((task.nbytes, task.shares) if parts else ())
+    return task.kind, task.root, task.transport, task.memory, *((task.nbytes, task.shares) if parts else ())
 
 
 def _parts(task: Collective, ranks: int) -> Sequence[float]:

@@ -156,6 +156,8 @@ def _add_pattern(
     patterns: dict[TransferPattern, PatternUse], received: set[tuple[int, int]], task: Any, rank: int
 ) -> None:
     if isinstance(task, Collective):
+        if task.memory is not None:
+            raise AsymmetryError("ranks load from a memory that they share")
         if len(task.group.ranks) > 1:
             patterns.setdefault(TransferPattern.of(task), PatternUse(task.nbytes)).communicators.add(task.group)
     elif isinstance(task, Send):

@@ -9,8 +9,8 @@ from triosim.config.offload import Offload
 from triosim.errors import OptionError
 from triosim.memory.world_memory import WorldMemory
 from triosim.networks.topology import Topology
-from triosim.networks.topology.graph import Tier
 from triosim.networks.topology.memories import TIERS
+from triosim.tasks import Tier
 from triosim.units import format_bytes
 
 _WHERE = "--offload"
@@ -32,8 +32,7 @@ def check_capacity(offload: Offload, memory: WorldMemory, topology: Topology) ->
     for tier, (what, key) in TIERS.items():
         if tier in offload.tiers:
             if topology.memory_of(0, tier) is None:
-                written = "a free list with a node of 'tier: pool'" if tier == "pool" else f"one with the key '{key}'"
-                fix = f"give a topology that has it: {written}"
+                fix = f"give a topology that has it: one with the key '{key}'"
                 raise OptionError(f"{topology.name} has no {what}", where=_WHERE, fix=fix)
             _check_held(held_by_node(memory, topology, tier), topology, what)
 

@@ -30,10 +30,12 @@ from triosim.memory.world_memory import WorldMemory
 from triosim.networks.base import Network
 from triosim.networks.collectives.algorithms.auto import is_auto
 from triosim.networks.construction import calibration_notes
+from triosim.networks.extensions import GatheringNetwork
 from triosim.pipeline.own_models import with_own_models
 from triosim.pipeline.pricing import PricedSubject
 from triosim.pipeline.reading import with_batch
 from triosim.pipeline.system import NetworkFactory, System, network_factory, network_notes, system_of
+from triosim.tasks import Tier
 from triosim.trace import Operator
 from triosim.trace.step_facts import StepFacts
 from triosim.trace.task_streams import TaskStreams
@@ -83,7 +85,13 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     check_conditions(system.conditions, network)
     with plugins.blamed():
         heterogeneity = Heterogeneity(system.conditions, subject.trace, priced.model)
-        planned = plan_step(priced, config, gpus=len(system.topology.gpus), slowdown=heterogeneity.slowdown)
+        gathering = system.topology.gathering_memories if isinstance(network, GatheringNetwork) else frozenset[Tier]()
+        planned = plan_step(
+            *(priced, config),
+            gpus=len(system.topology.gpus),
+            slowdown=heterogeneity.slowdown,
+            gathering_memories=gathering,
+        )
     if config.options:
         refuse_unknown(config, (*priced.options_read, *new_network.options_read, *planned.known_options))
     check_draws(config.draws, system.conditions, tokens=tokens_are_drawn(planned))
@@ -124,11 +132,13 @@ def plan_step(
     *,
     gpus: int | None = None,
     slowdown: Callable[[int, Operator], float] | None = None,
+    gathering_memories: frozenset[Tier] = frozenset(),
 ) -> ParallelPlan | CapturedPlan:
     """Return the tasks of all ranks, whatever the system: the trace extrapolated, or the streams as they were captured.
 
     ``gpus`` is how many there are where the configuration leaves it open; ``slowdown`` says by how many times longer an
-    operator takes on a rank, for a parallelism that divides work by it.
+    operator takes on a rank, for a parallelism that divides work by it; ``gathering_memories`` are behind switches that gather
+    what ranks load.
     """
     subject = priced.subject
     if subject.streams is not None:
@@ -141,6 +151,7 @@ def plan_step(
         config=with_batch(config) if subject.described else config,
         model=priced.model,
         slowdown=slowdown,
+        gathering_memories=gathering_memories,
     )
 
 

@@ -44,7 +44,11 @@ def memory_of_config(trace: TraceLike, config: RunConfig) -> ExtrapolatedMemory:
     asked = config.topology is not None or config.offload != "none"
     topology = system_of(subject, config).topology if asked else None
     with plugins.blamed():
-        planned = plan_step(priced, config, gpus=None if topology is None else len(topology.gpus))
+        if topology is None:
+            planned = plan_step(priced, config)
+        else:
+            gathering = topology.gathering_memories
+            planned = plan_step(priced, config, gpus=len(topology.gpus), gathering_memories=gathering)
     assert isinstance(planned, ParallelPlan)  # which the tasks of a trace are
     refuse_unknown(config, (*priced.options_read, *planned.known_options))
     memory = ExtrapolatedMemory(planned, priced.subject.trace, priced.gpu)

@@ -17,6 +17,7 @@ from triosim.extrapolators.core.program.block import Block, BlockItem
 from triosim.extrapolators.core.program.instructions import Communicate
 from triosim.extrapolators.core.program.stage import Gradient, Stage
 from triosim.extrapolators.core.schedule_table import ActionPhase, ScheduleTable
+from triosim.tasks import Tier
 from triosim.trace import Operator
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Program:
     - ``batch_size`` is that of a micro-batch. Operators are priced for ``gpu`` by ``model``, repeated layers once if
       ``deduplicate`` is set. ``slowdown`` is by how many times longer an operator takes on a rank, where stages are balanced
       over unequal GPUs.
+    - ``gathering_memories`` are the tiers of memory behind switches that gather what ranks load.
     - ``buffers`` are what each rank holds for its communication all the time: the bytes by name.
     - ``iteration`` is the one that the program is for, where something is drawn at random; ``coordinates`` are those of
       the ranks that run it, along axes whose ranks run different programs.
@@ -69,6 +71,7 @@ class Program:
     batch_size: int = 0
     deduplicate: bool = True
     slowdown: Callable[[int, Operator], float] | None = None
+    gathering_memories: frozenset[Tier] = frozenset()
     buffers: tuple[tuple[str, float], ...] = ()
     iteration: int = 0
     coordinates: tuple[tuple[str, int], ...] = ()

@@ -144,6 +144,40 @@ def test_inference_reads_parameters_that_are_not_on_the_gpu() -> None:
     assert copied(result, "parameters") == pytest.approx(2 * P)
 
 
+POOL: dict[str, Any] = {"groups": 2, "switches": 1, "capacity": "1 TB", "bandwidth": "10 GB/s"}
+POOL |= {"node_bandwidth": "10 GB/s", "group_bandwidth": "10 GB/s"}
+
+
+def test_switches_that_gather_what_is_loaded_send_every_unit_whole_to_every_rank() -> None:
+    """All of the parameters, and again those that are not kept between the passes; what is updated is written in shares."""
+    by_ranks, by_switches = (
+        offloaded("optimizer=host,parameters=pool", "fsdp", gpus=4, topology={"pool": {**POOL, "gathers": gathers}})
+        for gathers in (False, True)
+    )
+    block = 12 * WIDTH**2 + 13 * WIDTH
+    loaded = 2 * (P + (LAYERS - 1) * block)
+    assert copied(by_ranks, "parameters") == pytest.approx(loaded + 2 * P, rel=1e-2)
+    assert copied(by_switches, "parameters") == pytest.approx(2 * P, rel=1e-2)
+    for result, times in ((by_ranks, 1), (by_switches, 4)):
+        carried = {link.name: link.bytes for link in result.data.links}
+        assert carried["pool0->pool_switches"] == pytest.approx(loaded, rel=1e-2)
+        assert carried["pool_port0->gpu3"] == pytest.approx(times * loaded / 4, rel=1e-2)
+        assert carried["pool_switches->pool0"] == pytest.approx(2 * P, rel=1e-2)
+    assert held(by_switches)["pool"] == held(by_ranks)["pool"]
+    assert by_switches.memory is not None
+    assert by_ranks.memory is not None
+    assert by_switches.memory.fullest.peak_bytes <= by_ranks.memory.fullest.peak_bytes
+
+
+def test_inference_may_gather_in_switches_too() -> None:
+    topology = {"pool": {**POOL, "gathers": True}}
+    result = offloaded("parameters=pool", "fsdp", gpus=16, topology=topology, training=False, fold=True)
+    assert [row.bytes for row in result.data.links if row.name == "pool0->pool_switches"] == [
+        pytest.approx(2 * P, rel=1e-2)
+    ]
+    assert any("every rank is simulated" in note for note in result.data.notes)
+
+
 # ---- activations ------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +238,12 @@ def test_an_offload_that_cannot_be_is_refused(said: str, error: str) -> None:
     assert error in str(found.value)
 
 
+SMALL_POOL = (
+    "dgx-h100(pool={groups: 16, switches: 1, capacity: 1 GB, bandwidth: 1 GB/s, node_bandwidth: 1 GB/s, "
+    "group_bandwidth: 1 GB/s})"
+)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -215,6 +255,10 @@ def test_an_offload_that_cannot_be_is_refused(said: str, error: str) -> None:
         (
             ["--offload", "optimizer=host", "-t", "dgx-h100(host_memory={capacity: 60 GB, bandwidth: 1 GB/s})"],
             "60.0 GB",
+        ),
+        (
+            ["-p", "fsdp=2", "--offload", "optimizer=host,parameters=pool", "-t", SMALL_POOL],
+            "16.1 GB are offloaded to pool0, and this memory pool holds 16.0 GB",
         ),
     ],
 )
