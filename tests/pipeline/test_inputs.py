@@ -171,8 +171,8 @@ def test_an_empty_path_or_none_at_all_is_refused(capsys: pytest.CaptureFixture[s
 
 
 def test_memory_refuses_what_it_does_not_depend_on() -> None:
-    with pytest.raises(OptionError, match="topology: has no effect in memory; leave it out"):
-        triosim.rank_memory(VGG, "ddp=2", topology="dgx-h100")
+    with pytest.raises(OptionError, match="network: has no effect in memory; leave it out"):
+        triosim.rank_memory(VGG, "ddp=2", network="analytical")
     assert triosim.rank_memory(VGG, "ddp=2", gpu="H100", fold=False)
 
 
