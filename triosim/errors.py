@@ -113,11 +113,19 @@ def _picture(code: int) -> str:
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
+def _as_seen(word: str) -> str:
+    """Return a word without case, and with the letters O, I and L as the digits that they look like."""
+    return word.casefold().translate(_LOOK_ALIKE)
+
+
+_LOOK_ALIKE = str.maketrans("oil", "011")
+
+
 def nearest(word: str, known: Iterable[str], most: int | None = None) -> str:
     """Return "did you mean 'x'?" for the nearest of ``known``, or the list of them when none is near, ``most`` of it."""
     names = sorted(known)
-    by_case = {name.casefold(): name for name in names}
-    close = difflib.get_close_matches(word.casefold(), by_case, n=1, cutoff=0.6)
+    by_case = {_as_seen(name): name for name in names}
+    close = difflib.get_close_matches(_as_seen(word), by_case, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{by_case[close[0]]}'?"
     if most is not None and len(names) > most:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triosim.extrapolators.tensor.latent_attention import HeadExpansion, LatentAttention
 from triosim.operators.features import base_name, is_attention
@@ -310,9 +310,9 @@ class PairFinder:
         self, columns: Mapping[int, WeightLayer], found: dict[int, OperatorSharding]
     ) -> dict[int, OperatorSharding] | UndividedHeads | None:
         """Shard layers whose heads are fewer than the ranks by these heads, as the readers of their output need it."""
+        self._keep_heads_whole(columns, found)
         for number, layer in columns.items():
-            every = [sharding.placements.get(layer.output.id) for sharding in found.values()]
-            wanted = {shard for shard in every if shard is not None and shard.size % self._ranks}
+            wanted = self._uneven(layer.output, found)
             if not wanted:
                 continue
             shard = wanted.pop()
@@ -326,6 +326,30 @@ class PairFinder:
                 return None
             found[number] = sharding
         return found
+
+    def _keep_heads_whole(self, columns: Container[int], found: dict[int, OperatorSharding]) -> None:
+        """Shard what stands between a layer and the readers of its heads, such as a view, by these heads, the last first."""
+        every = (shard for sharding in found.values() for shard in sharding.placements.values())
+        if all(shard.size % self._ranks == 0 for shard in every):
+            return
+        for number in reversed(tuple(found)):
+            own = found[number].placements
+            for output in self._flow.by_id[number].outputs[:1] if number not in columns else ():
+                wanted = self._uneven(output, found) - {own.get(output.id)}
+                if len(wanted) != 1 or output.id not in own:
+                    continue
+                shard = wanted.pop()
+                inputs = {
+                    t.id: replace(own[t.id], size=shard.size) for t in self._flow.by_id[number].inputs if t.id in own
+                }
+                sharding = self._propagator.propagate(self._flow.by_id[number], inputs)
+                if sharding is not None and sharding.placements.get(output.id) == shard:
+                    found[number] = sharding
+
+    def _uneven(self, tensor: Tensor, found: Mapping[int, OperatorSharding]) -> set[Shard]:
+        """Return how operators have a tensor whose shards are fewer than the ranks."""
+        every = [sharding.placements.get(tensor.id) for sharding in found.values()]
+        return {shard for shard in every if shard is not None and shard.size % self._ranks}
 
     def _partial_gradients(
         self, between: Iterable[int], shardings: Mapping[int, OperatorSharding]

@@ -10,11 +10,12 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triosim.errors import TopologyError, nearest
+from triosim.errors import TopologyError, TriosimError, nearest
 from triosim.input_files import yaml_lines
 from triosim.input_files.pipes import STANDARD_INPUT
 from triosim.input_files.reading import read_text
@@ -24,6 +25,7 @@ from triosim.networks.topology.graph import Dimension, Graph, GraphDraft, Node, 
 from triosim.networks.topology.memories import declare
 from triosim.networks.topology.presets import PRESETS
 from triosim.networks.topology.shapes import SHAPES, ShapeSpec, described, outline
+from triosim.units import parse_bandwidth, parse_time
 
 if TYPE_CHECKING:
     from triosim.networks.topology import schema
@@ -84,7 +86,8 @@ def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> De
         raise TopologyError("no such file", where=file, fix=f"give a YAML file, a preset, or a name {EXAMPLE}")
     mapping, lines = yaml_lines.parse(read_text(Path(file), TopologyError), file)
     if not isinstance(mapping, dict):
-        raise TopologyError("not a mapping of keys to values", where=file, fix="begin with 'topology: switch', say")
+        what = "is empty" if mapping is None else "not a mapping of keys to values"
+        raise TopologyError(what, where=file, fix="begin with 'topology: switch', say")
     return _from_mapping(mapping, Location(file, lines), gpus)
 
 
@@ -112,6 +115,8 @@ def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
     for key, value in yaml_lines.arguments(arguments or "", text):
         if key in mapping:
             raise TopologyError(f"'{key}' is given twice", where=text, fix="give it once")
+        if not key and (meant := _key_of(value)):
+            raise TopologyError(f"'{value}' has no key", where=text, fix=f"write '{meant}={value}'")
         if key:
             mapping[key] = value
         else:
@@ -123,6 +128,15 @@ def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
         fix = f"write for example '{name}(8, bandwidth=100 GB/s)'"
         raise TopologyError(f"{name} has one number of GPUs, and {len(sizes) + (key in mapping)} are given", text, fix)
     return {**mapping, key: sizes if len(sizes) > 1 else sizes[0]}
+
+
+def _key_of(value: Any) -> str | None:
+    """Return the key whose value a text with a unit can be; None for other texts, such as sizes."""
+    for key, parse in (("bandwidth", parse_bandwidth), ("latency", parse_time)):
+        with suppress(TriosimError):
+            if re.search(r"[A-Za-z]", str(value)) and math.isfinite(parse(value)):
+                return key
+    return None
 
 
 def _tuple(value: Any) -> list[Any]:

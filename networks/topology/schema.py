@@ -55,8 +55,10 @@ def _quantity(parse: Any, value: Any) -> float:
 def _count(value: Any) -> int:
     if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value):
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= GPUS.allowed:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{_shown(value)} is not a whole number from 1 to {GPUS.allowed:.0f}")
+    if value > GPUS.allowed:
+        raise ValueError(f"{_shown(value)} is more than the limit of {GPUS.allowed:,.0f}; {GPUS.fix(value)}")
     return value
 
 

@@ -144,6 +144,7 @@ def described(draft: GraphDraft, outline: ShapeOutline | None = None) -> Descrip
 
 def outline(spec: ShapeSpec, asked: int | None = None) -> ShapeOutline:
     """Return the outline of a spec, for at least ``asked`` GPUs where the spec does not say how many."""
+    GPUS.check(asked or 0, spec.name or spec.topology, TopologyError)
     one, nodes = _sized(spec, asked)
     gpus = one.gpus or 0
     GPUS.check(gpus * nodes, one.name or one.topology, TopologyError)

@@ -188,6 +188,17 @@ def test_a_folder_called_like_a_model_comes_before_it(
     assert sum(one.numel for one in read_trace("t.json").parameters.values()) == 1_653_760
 
 
+def test_a_folder_that_hid_a_model_hides_it_no_more_when_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found of a name is kept with the folder that it was found in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    assert run(["simulate", "gpt2", "--layers", "1", "-q"]) == 2
+    (tmp_path / "gpt2").rmdir()
+    assert run(["simulate", "gpt2", "--layers", "1", "-q"]) == 0
+
+
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a configuration and plug-ins, in which nothing may be lost."""

@@ -64,6 +64,12 @@ def test_a_help_text_is_neither_cut_nor_broken_in_the_middle_of_a_line(
     assert short == []
 
 
+def test_a_flag_is_not_on_and_off(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["simulate", "trace.json", "--fold", "--no-fold"]) == 2
+    said = "triosim: error: --fold: is given together with --no-fold; give one of the two\n"
+    assert capsys.readouterr().err == said
+
+
 def test_an_option_that_has_one_value_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["-p", "dp=2", "-p", "tp=2"], ["-p", "dp=2", "--parallel=dp=2"]):
         assert cli.run(["simulate", "trace.json", *arguments]) == 2

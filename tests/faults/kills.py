@@ -62,6 +62,7 @@ def start(command: str, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "triosim", *shlex.split(command)], cwd=folder, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(place)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,  # a job in the background ignores it
     )  # fmt: skip
 
 

@@ -60,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(command: str, folder: Path, most_bytes: int | None = None, **options: object) -> subprocess.Popen[bytes]:
     def limited() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
         if most_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 

@@ -51,6 +51,11 @@ def test_a_gpu_is_found_by_what_pytorch_calls_it(reported: str) -> None:
     assert gpus.find(reported).name == REPORTED[reported]
 
 
+def test_letters_that_look_like_digits_are_read_as_these_in_what_is_suggested() -> None:
+    with pytest.raises(OptionError, match=r"'H1OO' in the catalogue; did you mean 'H100'\?$"):
+        gpus.find("H1OO")
+
+
 def test_no_name_stands_for_two_gpus() -> None:
     names = [normalised(name) for gpu in gpus.catalogue() for name in {normalised(n) for n in (gpu.name, *gpu.aliases)}]
     assert len(names) == len(set(names))
@@ -165,7 +170,7 @@ def test_what_a_gpu_has_no_units_for_runs_in_the_next_wider_format() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(OptionError, match=r"no GPU 'H10'.*did you mean 'H100'"):
         gpus.find("H10")
-    with pytest.raises(OptionError, match="known: A100-PCIe-40GB"):
+    with pytest.raises(OptionError, match="'triosim gpus' lists all; or give a file of your own"):
         gpus.find("abacus")
 
 

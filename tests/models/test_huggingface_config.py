@@ -96,7 +96,7 @@ def test_a_broken_key_is_named_with_what_would_be_right(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "line 1 column 1: is not JSON"),
+        ("", "is empty"),
         ("{", "line 1 column 2: is not JSON"),
         ("[]", "is not a config"),
         ("{}", "the key 'model_type' is missing"),

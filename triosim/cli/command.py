@@ -74,13 +74,16 @@ class QuickCommand(TyperCommand):
     """A command that converts its parameters without pydantic, and takes an option that has one value once."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Convert the parameters plainly. Raises ``OptionError`` for an option that is given twice."""
+        """Convert the parameters plainly. Raises ``OptionError`` for an option that is given twice, or on and off."""
         _convert_plainly(self.get_params(ctx))
         *_, order = self.make_parser(ctx).parse_args(list(args))
         parameters: Counter[Any] = Counter(order)
         for option, times in parameters.items():
             if times > 1 and not (option.multiple or option.is_flag):
                 raise OptionError("is given twice", where=option.opts[0], fix="give it once")
+            if times > 1 and not (set(args).isdisjoint(option.opts) or set(args).isdisjoint(option.secondary_opts)):
+                off = option.secondary_opts[0]
+                raise OptionError(f"is given together with {off}", where=option.opts[0], fix="give one of the two")
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

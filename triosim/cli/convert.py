@@ -9,6 +9,7 @@ from triosim.cli import options as o
 from triosim.cli.command import LaterModule
 from triosim.config import Option, RunConfig
 from triosim.output_files import check_outputs
+from triosim.reports.terminal.progress import Progress
 from triosim.trace.formats import read, write
 
 graph_writing = LaterModule("pipeline.graph_writing")
@@ -43,7 +44,12 @@ def command(
     [cyan]triosim convert profiler_output/ graphs/ --to chakra[/]
     """
     config = RunConfig.of(trace_format=given["trace_format"])
-    if given["to"] == "chakra":
+    with Progress():
+        _convert(source, target, config, to_chakra=given["to"] == "chakra")
+
+
+def _convert(source: str, target: str, config: RunConfig, *, to_chakra: bool) -> None:
+    if to_chakra:
         graph_writing.write_step(source, config, Path(target))
         return
     check_outputs(target, reading=(source,))

@@ -14,6 +14,7 @@ from triosim.config.option import GENERAL
 from triosim.errors import OptionError, printable
 from triosim.gpus import DEFAULT_GPU
 from triosim.output_files import check_outputs, check_trace_name
+from triosim.reports.terminal.progress import Progress
 from triosim.trace.formats import write
 from triosim.units import format_time
 
@@ -61,8 +62,11 @@ def command(
     check_outputs(target, reading=(model,))
     check_trace_name(target)
     choices = step_choices.StepChoices(**{name: given[option.name] for name, option in DESCRIBED.items()})
-    trace = description.described(model, choices, gpu=given["gpu"])
-    write(trace, target)
+    with Progress(shown=not given["quiet"]) as progress:
+        progress.said("describing")
+        trace = description.described(model, choices, gpu=given["gpu"])
+        progress.said("writing")
+        write(trace, target)
     if not given["quiet"]:
         _tell(trace, target)
 

@@ -16,6 +16,7 @@ from triosim.cli.subject import ConfiguredRun, TracePath, configured
 from triosim.config import COMMON, Option, unread
 from triosim.config.option import MODEL, OUTPUT, SYSTEM
 from triosim.errors import OptionError, TraceError
+from triosim.reports.terminal.progress import Progress
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 
@@ -109,7 +110,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
         snapshots.check_snapshot(snapshot)
     gpu_memory = {name: given[name] for name in ("capacity", "context", "workspace")}
     gpu_memory["settings"] = settings.parse(given["allocator"])
-    view = (_of_many if _is_planned(run) else _of_one)(run, given["rank"], gpu_memory)
+    with Progress(shown=not given["quiet"]):
+        view = (_of_many if _is_planned(run) else _of_one)(run, given["rank"], gpu_memory)
     if plot is not None:
         memory_plot.write_memory_plot(view.report, plot, view.rank)
     if given["report"] is not None:

@@ -70,8 +70,9 @@ def find(name: str | PathLike[str]) -> Gpu:
         return register(_read(text))
     if found is None:
         names = {alias for gpu in catalogue() for alias in (gpu.name, *gpu.aliases)}
-        fix = nearest(text, names) if nearest(text, names)[:3] == "did" else nearest("", {g.name for g in catalogue()})
-        raise OptionError(f"there is no GPU '{text}' in the catalogue", fix=f"{fix}; or give a file of your own")
+        near = nearest(text, names, most=0)
+        fix = near if near.startswith("did") else "'triosim gpus' lists all; or give a file of your own"
+        raise OptionError(f"there is no GPU '{text}' in the catalogue", fix=fix)
     return found
 
 

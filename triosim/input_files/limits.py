@@ -33,8 +33,12 @@ class Limit:
             raise error(
                 f"{_shown(number)} {self.of} are more than the limit of {_shown(self.allowed)}",
                 where=where,
-                fix=f"set {VARIABLE}={_needed(number / self.most)} in the environment if you mean it",
+                fix=self.fix(number),
             )
+
+    def fix(self, number: float) -> str:
+        """Return how the limit is raised to a number."""
+        return f"set {VARIABLE}={_needed(min(number, 10**300) / self.most)} in the environment if you mean it"
 
 
 #: Of a file, in memory: whole or decompressed.

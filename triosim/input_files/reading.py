@@ -112,6 +112,8 @@ def parse_json(
             parse_constant=_no_constant if finite else None,
         )
     except json.JSONDecodeError as failed:
+        if not text.strip():
+            raise error("is empty", where=where) from None
         truncated = failed.pos >= len(text.rstrip()) or failed.msg.startswith("Unterminated")
         raise error(
             f"is not JSON: {failed.msg}",

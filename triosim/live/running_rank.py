@@ -18,7 +18,7 @@ from triosim.trace import Mark, Operator, Trace
 from triosim.trace.sample_axes import SampleAxes
 
 #: How long a process that hangs has to say where.
-_ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS = 10.0
 
 #: Gives operators their times: the new ones, given those that were priced before.
 Pricer = Callable[[Sequence[Operator], Sequence[Operator]], list[Operator]]
@@ -101,9 +101,13 @@ class RunningRank:
         """Ask a script that still runs for the traces that it has kept: it is not followed any more."""
         if self.process.pid is not None:
             os.kill(self.process.pid, signal.SIGUSR2)
-        while self.kept is None and self.connection.poll(_ANSWER_SECONDS):
-            items = self.connection.recv()
-            self.kept = next((one for one in items if isinstance(one, KeptTraces)), None)
+        try:
+            while self.kept is None and self.connection.poll(_ANSWER_SECONDS):
+                items = self.connection.recv()
+                self.kept = next((one for one in items if isinstance(one, KeptTraces)), None)
+        finally:
+            if self.kept is None:  # it is in a call that does not end
+                self.kept = KeptTraces((), {}, SampleAxes())
 
     def trace(self, step: int) -> tuple[Trace | None, SampleAxes]:
         """Return the trace of a step, of a script that has ended, and the axes that say which samples it has."""

@@ -16,6 +16,7 @@ from triosim.compute.learned import model_files
 from triosim.config import DESCRIBED, RunConfig, parsed
 from triosim.errors import TraceError, TriosimError
 from triosim.gpus import DEFAULT_GPU
+from triosim.input_files.file_state import file_state
 from triosim.models.catalogue import MODELS, find, nearest_model
 from triosim.models.description import described
 from triosim.models.step_choices import StepChoices
@@ -62,7 +63,8 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
     choices = StepChoices(batch=samples, **chosen)
     gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
     if config.compute_model == "auto":
-        return _described(name, (_stamp(path), model_files.own_files()), choices, gpu)
+        files = file_state(path), file_state(path / "config.json"), file_state(gpu), model_files.own_files()
+        return _described(name, files, choices, gpu)
     kind = plugins.find("compute_models", config.compute_model)
     return described(name, choices, gpu=gpu, compute_model=plugins.make(kind, options=parsed(kind, config.options)))
 
@@ -70,7 +72,8 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
 def _described(name: str, files: Hashable, choices: StepChoices, gpu: str) -> Trace:
     """Return a described trace. Raises ``TriosimError`` where the model cannot be described.
 
-    ``files`` is what the trace depends on beside its options: the state of its config, and of the user's own models.
+    ``files`` is what the trace depends on beside its options: the state of its config, of the GPU's file, and of the user's own
+    models.
     """
     found = _trace_or_error(name, files, choices, gpu)
     if isinstance(found, TriosimError):
@@ -85,12 +88,3 @@ def _trace_or_error(name: str, files: Hashable, choices: StepChoices, gpu: str) 
         return described(name, choices, gpu=gpu)
     except TriosimError as error:
         return error
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """Return when a config was last changed, and its size, so that a changed one is described anew; zeros for a name."""
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        return 0, 0
-    state = file.stat()
-    return state.st_mtime_ns, state.st_size

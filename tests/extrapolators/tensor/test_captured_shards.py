@@ -19,6 +19,7 @@ import traces
 from traces import collectives_of, draw, planned
 
 import triosim
+from triosim.models import Llama, describe
 from triosim.operators.features import base_name, flops
 from triosim.operators.kinds import kind_of
 from triosim.sharding.dataflow import is_view
@@ -286,6 +287,20 @@ def test_keys_and_values_of_fewer_heads_than_ranks_are_on_several_ranks_each() -
     groups = [{one.group.ranks for one in some if isinstance(one, Collective)} for some in tasks]
     assert groups == [{(0, 1, 2, 3), pair} for pair in ((0, 1), (0, 1), (2, 3), (2, 3))]
     assert not any("heads" in note for note in planned(trace, "tp", 2, tp_style="megatron").notes)
+
+
+def test_heads_are_whole_where_views_are_between_a_layer_and_attention() -> None:
+    """Qwen3 with two heads of keys and values, described: a product, a view of it, and a view by heads of that."""
+    sizes = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "feed_forward": 64, "vocab": 64}
+    trace = describe(Llama(**sizes, sequence=16, qk_norm=True), gpu="H100")
+    plan = planned(trace, "tp", 4, tp_style="megatron")
+    assert any("each of the 2 key and value heads" in note and "on 2 GPUs" in note for note in plan.notes)
+    features = {
+        one.layer.rpartition(".")[2]: one.outputs[0].shape[-1]
+        for one in plan.program.operators
+        if one.phase == "forward" and base_name(one.name) == "mm" and "self_attn" in one.layer
+    }
+    assert features == {"q_proj": 16, "k_proj": 16, "v_proj": 16, "o_proj": 64}
 
 
 def test_heads_of_which_ranks_would_have_different_numbers_are_named() -> None:

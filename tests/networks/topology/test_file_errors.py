@@ -148,7 +148,12 @@ def test_gpus_that_cannot_reach_each_other_are_named(tmp_path: Path) -> None:
     assert message(tmp_path, through_memory).startswith("mesh.yaml: no links lead from gpu0 to gpu1")
 
 
-@pytest.mark.parametrize("content", [b"", b"- 1\n", b"just words", b"3", b"# nothing\n"])
+@pytest.mark.parametrize("content", [b"", b"# nothing\n"])
+def test_an_empty_file_says_so(tmp_path: Path, content: bytes) -> None:
+    assert message(tmp_path, content) == "mesh.yaml: is empty; begin with 'topology: switch', say"
+
+
+@pytest.mark.parametrize("content", [b"- 1\n", b"just words", b"3"])
 def test_a_file_that_is_no_mapping(tmp_path: Path, content: bytes) -> None:
     assert message(tmp_path, content).startswith("mesh.yaml: not a mapping of keys to values")
 
@@ -181,9 +186,11 @@ def test_a_small_file_of_aliases_does_not_grow(tmp_path: Path) -> None:
         ("ring(0, bandwidth=1)", "ring(0, bandwidth=1): gpus: 0 is not a whole number from 1 to 200000"),
         ("ring(-3, bandwidth=1)", "ring(-3, bandwidth=1): gpus: -3 is not a whole number"),
         ("ring(eight, bandwidth=1)", "ring(eight, bandwidth=1): gpus: 'eight' is not a whole number"),
-        ("switch(2000000, bandwidth=1)", "switch(2000000, bandwidth=1): gpus: 2000000 is not a whole number from 1 to 200000"),
+        ("switch(2000000, bandwidth=1)", "switch(2000000, bandwidth=1): gpus: 2000000 is more than the limit of 200,000; set"),
+        ("mesh(12x7, 65 GB/s)", "mesh(12x7, 65 GB/s): '65 GB/s' has no key; write 'bandwidth=65 GB/s'"),
+        ("ring(8, bandwidth=1, 2 us)", "ring(8, bandwidth=1, 2 us): '2 us' has no key; write 'latency=2 us'"),
         ("fully_connected(90000, bandwidth=1)", "fully_connected(90000, bandwidth=1): gpus: 8,099,910,000 links are more than"),
-        ("tree(levels=900000, bandwidth=1)", "tree(levels=900000, bandwidth=1): levels: 900000 is not a whole number"),
+        ("tree(levels=900000, bandwidth=1)", "tree(levels=900000, bandwidth=1): levels: 900000 is more than the limit"),
         ("fat_tree(k=3, bandwidth=1)", "fat_tree(k=3, bandwidth=1): k: k: 3 is not an even number"),
         ("hybrid_cube_mesh(4, bandwidth=1)", "hybrid_cube_mesh(4, bandwidth=1): gpus: a hybrid cube mesh has 8 GPUs, not 4"),
         ("dgx-h100(gpus=12)", "dgx-h100(gpus=12): gpus: 12 GPUs are not whole nodes of 8; write 16"),

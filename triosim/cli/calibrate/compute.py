@@ -10,6 +10,7 @@ from triosim.cli.calibrate.options import CACHE, OPERATOR
 from triosim.cli.command import LaterModule
 from triosim.config import Option
 from triosim.config.option import GENERAL
+from triosim.reports.terminal.progress import Progress
 
 calibration_run = LaterModule("compute.fit.calibration_run")
 
@@ -43,5 +44,7 @@ def command(
     def progress(text: str) -> None:
         print(f"triosim: {text}", file=sys.stderr)
 
-    path = calibration_run.run(data, given["gpu"], given["output"], given["operator"], progress, given["cache"])
+    with Progress() as shown:
+        shown.said("fitting")
+        path = calibration_run.run(data, given["gpu"], given["output"], given["operator"], progress, given["cache"])
     progress(f"wrote {path}; use it: triosim simulate TRACE --models {path}")

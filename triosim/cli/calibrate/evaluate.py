@@ -14,6 +14,7 @@ from triosim.cli.calibrate.options import CACHE, COLLECTIVE, OPERATOR
 from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.config import Option
 from triosim.config.option import GENERAL
+from triosim.reports.terminal.progress import Progress
 from triosim.units import format_time
 
 if TYPE_CHECKING:
@@ -69,20 +70,29 @@ def command(
         _evaluate_collectives(table, given["topology"], given["collective"], gpu, format)
         return
     if system_table.is_collectives(table):
-        _show_systems(system_evaluation.evaluate(table, given["collective"], gpu), format)
+        with _judging():
+            systems = system_evaluation.evaluate(table, given["collective"], gpu)
+        _show_systems(systems, format)
         return
     if models is not None:
         model_files.check(models)
-    measured = measured_files.read([table], gpu, given["operator"], given["cache"], given["dtype"], unknown=True)
-    with model_files.using(models):
+    with _judging(), model_files.using(models):
+        measured = measured_files.read([table], gpu, given["operator"], given["cache"], given["dtype"], unknown=True)
         for line in (*measured_files.unknown_names(measured.by_gpu()), *evaluation.already_fitted(measured)):
             print(f"triosim: {line}", file=sys.stderr)
         judged = evaluation.evaluate(measured)
     _show(judged, format, [one.reason for one in measured.refused])
 
 
+def _judging() -> Progress:
+    found = Progress()
+    found.said("judging")
+    return found
+
+
 def _evaluate_collectives(table: str, topology: str, collective: str | None, gpu: str | None, format: str) -> None:
-    name, total, kinds = collectives.evaluate(table, topology, collective, gpu)
+    with _judging():
+        name, total, kinds = collectives.evaluate(table, topology, collective, gpu)
     if format == "json":
         _print_json(collectives.as_json(name, total, kinds))
         return

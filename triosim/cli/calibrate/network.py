@@ -10,6 +10,7 @@ from triosim.cli.calibrate.options import COLLECTIVE
 from triosim.cli.command import LaterModule
 from triosim.config import Option
 from triosim.config.option import GENERAL
+from triosim.reports.terminal.progress import Progress
 
 fit = LaterModule("networks.calibration.fit.run")
 topologies = LaterModule("networks.topology")
@@ -49,5 +50,7 @@ def command(
     topology, output = given["topology"], given["output"]
     sections.check_sections(topologies.Topology.load(topology))  # they are copied into the output
     chosen = {name: given[name] for name in ("collective", "gpu", "online")}
-    fit.calibrate(data, topology, output, **chosen, progress=progress)
+    with Progress() as shown:
+        shown.said("fitting")
+        fit.calibrate(data, topology, output, **chosen, progress=progress)
     progress(f"wrote {output}; use it: triosim simulate TRACE --parallel ddp --topology {output}")

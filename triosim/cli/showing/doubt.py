@@ -7,6 +7,7 @@ from typing import Annotated
 
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.reports.terminal.progress import Progress
 from triosim.results.loading import read_result
 
 result_tables = LaterModule("reports.terminal.result_tables")
@@ -20,4 +21,6 @@ def command(result: Annotated[str, o.argument("RESULT", "A result that 'triosim 
     [cyan]triosim simulate llama3-8b -p fsdp -n 8 -o result.json[/]
     [cyan]triosim doubt result.json[/]
     """
-    show_on_terminal(result_tables.doubts_table(read_result(Path(result))))
+    with Progress():
+        found = read_result(Path(result))
+    show_on_terminal(result_tables.doubts_table(found))

@@ -11,6 +11,7 @@ from triosim.config import Option
 from triosim.config.option import OUTPUT
 from triosim.errors import OptionError
 from triosim.input_files.pipes import STANDARD_INPUT
+from triosim.reports.terminal.progress import Progress
 
 results = LaterModule("results.result")
 
@@ -38,4 +39,7 @@ def command(
         raise OptionError("is missing", where="--output", fix="name the page, such as report.html")
     if result != STANDARD_INPUT and Path(target).resolve() == Path(result).resolve():
         raise OptionError(f"'{target}' is the result itself", where="--output", fix="name another file")
-    results.Result.load(result).save_report(target)
+    with Progress() as progress:
+        found = results.Result.load(result)
+        progress.said("writing the page")
+        found.save_report(target)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.errors import TraceError
+from triosim.reports.terminal.progress import Progress
 from triosim.trace import Trace
 from triosim.trace.formats import read
 
@@ -35,10 +36,14 @@ def command(
     if not Path(trace).exists() and trace in catalogue.MODELS:
         raise TraceError("is the name of a model, not a trace", where=trace, fix=f"write one: triosim describe {trace}")
     if given["trace_format"] is None and workload.is_prefix(trace):
-        show_on_terminal(graph_table.render(trace, workload.read_workload(Path(trace), lenient=True)))
+        with Progress():
+            shown = graph_table.render(trace, workload.read_workload(Path(trace), lenient=True))
+        show_on_terminal(shown)
         return
     if Path(trace).suffix in (".yml", ".yaml") and network_file.is_network(Path(trace)):
         fix = "give it to a run: triosim simulate PREFIX --topology " + trace
         raise TraceError("is a network of ASTRA-sim's, not a trace", where=trace, fix=fix)
-    found = read(trace, given["trace_format"])
-    show_on_terminal(trace_table.render(found) if isinstance(found, Trace) else streams_table.render(found))
+    with Progress():
+        found = read(trace, given["trace_format"])
+        shown = trace_table.render(found) if isinstance(found, Trace) else streams_table.render(found)
+    show_on_terminal(shown)

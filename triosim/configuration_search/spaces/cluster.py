@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from triosim.config import RunConfig
 from triosim.configuration_search.point import Point
 from triosim.configuration_search.spaces.subject import SearchSubject
+from triosim.input_files.file_state import file_state
 from triosim.networks.topology import Topology
 from triosim.pipeline.system import assumed_topology
 
@@ -34,11 +35,12 @@ def cluster_of(subject: SearchSubject, base: RunConfig, point: Point) -> Cluster
         return _cluster(topology)
     if isinstance(topology, Mapping):
         return _cluster(Topology.from_dict(topology, gpus=gpus))
-    return _of_name(str(topology), gpus)
+    return _of_name(str(topology), file_state(str(topology)), gpus)
 
 
 @lru_cache(maxsize=64)
-def _of_name(name: str, gpus: int | None) -> Cluster:
+def _of_name(name: str, state: Hashable, gpus: int | None) -> Cluster:
+    """Return the cluster of a topology's name or file; ``state`` is that of the file."""
     return _cluster(Topology.load(name, gpus=gpus))
 
 

@@ -121,6 +121,14 @@ def test_without_shapes_one_is_told_how_to_profile(tmp_path: Path) -> None:
         file.trace(tmp_path)
 
 
+@pytest.mark.parametrize(("key", "value"), [("Input Dims", 3), ("Input type", 1.5), ("Input type", {"x": 1})])
+def test_shapes_and_types_that_are_no_lists_are_refused(tmp_path: Path, key: str, value: object) -> None:
+    file = training()
+    file.events[0]["args"][key] = value
+    with pytest.raises(TraceError, match="the inputs of no call are"):
+        file.trace(tmp_path)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 def test_a_profile_made_here_and_now_has_the_model_s_parameters(tmp_path: Path) -> None:
     import torch

@@ -356,8 +356,10 @@ def _first(node: ExecutionTraceNode) -> tuple[tuple[int, ...], str] | None:
 
 def _shaped(arguments: dict[str, Any]) -> Iterator[list[tuple[tuple[int, ...], str]]]:
     """Yield shape and dtype of the tensors of each argument of a call: one, several of a list, or none."""
-    shapes = arguments.get("Input Dims", ())
-    for shape, kind in zip(shapes, arguments.get("Input type", ()), strict=False):
+    shapes, kinds = (arguments.get(key, []) for key in ("Input Dims", "Input type"))
+    if not isinstance(shapes, list) or not isinstance(kinds, list):
+        raise ValueError(f"the inputs of no call are {shapes!r:.60} of {kinds!r:.60}")
+    for shape, kind in zip(shapes, map(str, kinds), strict=False):
         if isinstance(shape, str):  # as some versions write them
             shape = json.loads(shape)
         if kind in DTYPES:
