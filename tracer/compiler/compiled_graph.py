@@ -16,7 +16,7 @@ from triosim.tracer.compiler.graph_kernels import KernelLaunch, NodeCall, Place,
 from triosim.tracer.contents import storage_contents
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.recorder.compiled_code import CompiledLayer, InlinedModule
-from triosim.tracer.recorder.recorder import on_device
+from triosim.tracer.recorder.device_tensors import on_device
 
 #: So often a graph runs before it is replayed as a CUDA graph: once as it is, and once to be captured.
 _WARMUP = 2
@@ -114,7 +114,7 @@ class CompiledGraph:
         is_replayed = self._until_graph == 0
         self._until_graph -= self._until_graph > 0
         try:
-            with recorder.one_launch() if is_replayed else nullcontext():
+            with recorder.launches.one_launch() if is_replayed else nullcontext():
                 self._run_steps(call, values)
         finally:
             recorder.compiled = before

@@ -90,7 +90,7 @@ def _make_graphed_callables(recorder: Recorder) -> Any:
 
     def graphed(function: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            with recorder.graphed_call():
+            with recorder.launches.graphed_call():
                 return called(*args, **options)
 
         if not isinstance(function, torch.nn.Module):

@@ -21,7 +21,7 @@ from triosim.operators.features import TRITON
 from triosim.tracer.contents import storage_contents
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.patches import Patch
-from triosim.tracer.recorder.recorder import on_device
+from triosim.tracer.recorder.device_tensors import on_device
 
 #: By these names ``torch.compile`` and ``torch.library.wrap_triton`` launch kernels.
 LAUNCHES = (wrap.triton_kernel_wrapper_mutation, wrap.triton_kernel_wrapper_functional)

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from triosim.tracer.contents import assumed_values, storage_contents
 from triosim.tracer.contents.host_twins import HostTwins
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.recorder.recorder import Recorder, on_device
+from triosim.tracer.recorder.device_tensors import on_device
+from triosim.tracer.recorder.recorder import Recorder
 
 
 def install(patches: Patches, recorder: Recorder, twins: HostTwins) -> None:

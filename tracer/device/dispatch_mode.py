@@ -28,7 +28,8 @@ from triosim.tracer.contents.known_contents import KnownContents, flat
 from triosim.tracer.contents.storage_contents import is_fake
 from triosim.tracer.device.operators import dtype_checks, memory_formats
 from triosim.tracer.device.shape_cache import UNCACHED, KnownCall, Made, ShapeCache
-from triosim.tracer.recorder.recorder import Recorder, on_device
+from triosim.tracer.recorder.device_tensors import on_device
+from triosim.tracer.recorder.recorder import Recorder
 
 #: Tensors of fractions that a script creates on the host are real up to this many elements ...
 MOST_MADE = 2**18

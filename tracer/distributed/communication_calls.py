@@ -24,7 +24,8 @@ from triosim.tracer.distributed.known_values import Exchange
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_exchange import RankExchange
 from triosim.tracer.pytorch_version import required
-from triosim.tracer.recorder.recorder import Recorder, on_device
+from triosim.tracer.recorder.device_tensors import on_device
+from triosim.tracer.recorder.recorder import Recorder
 
 #: The work that PyTorch's fake process group returns.
 FakeWork: Any = getattr(torch._C._distributed_c10d, "FakeWork", None)

@@ -16,17 +16,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from triosim.errors import CaptureWarning
 from triosim.memory.allocator.allocator import CachingAllocator
 from triosim.memory.allocator.workspace import multiplies
-from triosim.operators.features import base_name
-from triosim.operators.kinds import kind_of
 from triosim.trace import Category, Communication, Mark, Phase
 from triosim.tracer.patches import Patches
-from triosim.tracer.recorder.compiled_code import CompiledLayer, GraphCall, GraphedCall, GraphStep, InlinedCalls
+from triosim.tracer.recorder.categories import TensorCategories
+from triosim.tracer.recorder.compiled_code import CompiledLayer, GraphCall, GraphStep, InlinedCalls
 from triosim.tracer.recorder.endless_loops import MOST_TURNS, ValueReads
+from triosim.tracer.recorder.graph_launches import GraphLaunches, sequence_number
 from triosim.tracer.recorder.module_paths import ModulePaths
 from triosim.tracer.recorder.recorded_step import Listener, RecordedOperator, RecordedStep
 from triosim.tracer.recorder.script_lines import calling_place, is_waited_for, script_line, script_place
@@ -49,13 +48,13 @@ class Recorder:
         self.listener: Listener | None = None
         self.context = AllocationContext()
         self.storages = StorageTracker(self.context, allocator, workspace)
+        self._categories = TensorCategories(self.storages)
         self.modules = ModulePaths(self._root_entered, self._root_left)
         self.step = RecordedStep()
         self.notes: dict[str, str] = {}  # by line of the script
         self.reads = ValueReads()
         self.graph: list[GraphCall | GraphStep] | None = None  # while a CUDA graph is captured
-        self._launched: bool | None = None  # whether the launch of a CUDA graph that runs has been recorded
-        self._graphed: list[GraphedCall] = []  # the calls in the step whose backward pass is a CUDA graph too
+        self.launches = GraphLaunches()
         self.compiled: CompiledLayer | None = None  # while compiled code runs
         self.inlined = InlinedCalls()
         self._by_sequence: dict[int, int] = {}
@@ -84,12 +83,12 @@ class Recorder:
         self._assign_outside()
         self.reads.forget()
         self.inlined.forget()
-        self._graphed = []
+        self.launches.forget()
         self.step = RecordedStep()
         self.context.position = -1
         self.storages.begin()
         self._by_sequence = {}
-        self._sequence = _sequence_number()
+        self._sequence = sequence_number()
         self._begin_outside()
         self._root_ran = False
         for begins in self._on_begin:
@@ -100,7 +99,7 @@ class Recorder:
         self._read(None)
         self._assign_outside()
         for root in self.modules.roots:
-            self._categorise_module(root)
+            self._categories.of_module(root)
         return self.step
 
     # ---- operators ------------------------------------------------------------------------------------------------
@@ -155,7 +154,7 @@ class Recorder:
 
     def replay(self, calls: Iterable[GraphCall | GraphStep]) -> None:
         """Record the operators of a CUDA graph on the current stream, with one launch; its optimizers' steps are steps."""
-        with self.one_launch():
+        with self.launches.one_launch():
             for call in calls:
                 if isinstance(call, GraphCall):
                     again = replace(call.operator, stream=self.stream(), forward=None, inputs=[], outputs=[])
@@ -163,44 +162,9 @@ class Recorder:
                 else:
                     call.ends()
 
-    @contextmanager
-    def one_launch(self) -> Iterator[None]:
-        """Record what runs inside as a CUDA graph: the launch of its first kernel is that of all."""
-        before, self._launched = self._launched, bool(self._launched)
-        try:
-            yield
-        finally:
-            self._launched = before
-
-    @contextmanager
-    def graphed_call(self) -> Iterator[None]:
-        """Record what runs inside as a CUDA graph, and its backward pass as another one."""
-        first = _sequence_number()
-        with self.one_launch():
-            yield
-        self._graphed.append(GraphedCall(range(first, _sequence_number())))
-
-    def _graphed_backward(self) -> GraphedCall | None:
-        """Return the graphed call of which the backward pass runs now."""
-        node = torch._C._current_autograd_node() if self._graphed else None
-        number = -1 if node is None else node._sequence_nr()
-        return next((call for call in self._graphed if number in call.nodes), None)
-
-    def _note_launch(self, operator: RecordedOperator) -> None:
-        """Note, in a CUDA graph, whether its launch is that of the operator or of one before."""
-        graph = self._graphed_backward()
-        launched = self._launched if graph is None else graph.launched
-        if launched:
-            operator.attributes, operator.call = {**operator.attributes, "in_graph": True}, None
-        launches = bool(launched) or kind_of(base_name(operator.name)) not in ("view", "creation")
-        if graph is not None:
-            graph.launched = launches
-        elif launched is not None:
-            self._launched = launches
-
     def _add(self, operator: RecordedOperator, given: Iterable[PlacedTensor], made: Iterable[PlacedTensor]) -> None:
-        if self._graphed or self._launched is not None:
-            self._note_launch(operator)
+        if self.launches.exist:
+            self.launches.note(operator)
         communication = operator.communication
         context = self.context
         context.position, context.phase = len(self.step.operators), operator.phase
@@ -276,7 +240,7 @@ class Recorder:
                 layer = self.step.operators[link].layer
             self._note_backward()
             return RecordedOperator(name, "backward", layer, attributes, stream, link)
-        if self._optimizers and not self.modules.active and _sequence_number() == self._sequence:
+        if self._optimizers and not self.modules.active and sequence_number() == self._sequence:
             return RecordedOperator(name, "optimizer", "optimizer", attributes, stream)
         self._note_node(position)
         if self.modules.active:
@@ -308,7 +272,7 @@ class Recorder:
 
     def _note_node(self, position: int) -> None:
         """Note which operator made the newest autograd node, if it is new."""
-        number = _sequence_number()
+        number = sequence_number()
         if number != self._sequence:
             self._sequence = number
             self._by_sequence[number - 1] = position
@@ -372,42 +336,17 @@ class Recorder:
         self._in_backward = False
         self._assign_outside()
         self._root_ran = True
-        self._categorise_new(arguments, "input")
+        self._categories.of_new(arguments, "input")
 
     def _root_left(self, module: nn.Module, result: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self._categorise_new(result, "output")
-
-    def _categorise_new(self, values: Any, category: Any) -> None:
-        """Categorise tensors of the device that have no category yet."""
-        for value in tree_leaves(values):
-            if on_device(value):
-                storage = self.storages.of(value)
-                if storage.category is None:
-                    storage.category = category
-
-    def _categorise_module(self, module: nn.Module) -> None:
-        for parameter in module.parameters():
-            self._categorise_parameter(parameter)
-        for buffer in torch.nn.Module.buffers(module):  # Megatron's DistributedDataParallel has a list of that name
-            for local in local_tensors(buffer):
-                self.storages.of(local).category = "buffer"
-
-    def _categorise_parameter(self, parameter: Any) -> None:
-        for local in local_tensors(parameter):
-            storage = self.storages.of(local)
-            storage.category = "parameter"
-            for gradient in local_tensors(parameter.grad):
-                found = self.storages.of(gradient)
-                found.category, found.owner = "gradient", storage
+            self._categories.of_new(result, "output")
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         self._assign_outside()
         for root in self.modules.roots:
-            self._categorise_module(root)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self._categorise_parameter(parameter)
+            self._categories.of_module(root)
+        self._categories.of_parameters(optimizer)
         self._optimizers.append(optimizer)
 
     def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
@@ -415,12 +354,7 @@ class Recorder:
             self.graph.append(GraphStep(optimizer))
         while self._optimizers and self._optimizers.pop() is not optimizer:
             pass
-        for parameter, state in optimizer.state.items():
-            owner = next((self.storages.of(local) for local in local_tensors(parameter)), None)
-            for value in tree_leaves(state):
-                for local in local_tensors(value):
-                    storage = self.storages.of(local)
-                    storage.category, storage.owner = "optimizer_state", owner
+        self._categories.of_states(optimizer)
         self.reads.forget()
         self._in_backward = False
         self._begin_outside()
@@ -472,28 +406,6 @@ class Recorder:
         self.step.marks.append(Mark(len(self.step.operators), kind, stream, number, source))
         if self.listener is not None:
             self.listener.mark(self.step.marks[-1])
-
-
-def on_device(value: Any) -> bool:
-    """Whether something is a tensor on the fake device."""
-    device = getattr(value, "fake_device", None)
-    return device is not None and device.type == "cuda"
-
-
-def local_tensors(value: Any) -> list[Any]:
-    """Return the tensors on the device that a tensor consists of: itself, or the local part of a distributed one."""
-    if value is None:
-        return []
-    if on_device(value):
-        return [value]
-    parts = getattr(value, "__tensor_flatten__", None)
-    if parts is None:
-        return []
-    return [found for name in parts()[0] for found in local_tensors(getattr(value, name))]
-
-
-def _sequence_number() -> int:
-    return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
 
 
 def _is_of_gradients(storage: RecordedStorage) -> bool:

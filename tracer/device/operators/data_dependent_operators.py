@@ -17,7 +17,8 @@ from triosim.tracer.contents import assumed_contents, assumed_values, storage_co
 from triosim.tracer.contents.known_contents import KnownContents, flat
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.patches import Patches
-from triosim.tracer.recorder.recorder import Recorder, on_device
+from triosim.tracer.recorder.device_tensors import on_device
+from triosim.tracer.recorder.recorder import Recorder
 
 aten = torch.ops.aten
 _FACTORIZATIONS = (

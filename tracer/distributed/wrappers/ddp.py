@@ -20,7 +20,8 @@ from torch.nn.parallel import distributed as module
 from triosim.tracer.distributed.communication_calls import CommunicationCalls
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import required
-from triosim.tracer.recorder.recorder import Recorder, on_device
+from triosim.tracer.recorder.device_tensors import on_device
+from triosim.tracer.recorder.recorder import Recorder
 
 #: With ``static_graph`` the buckets are built in the order of the gradients after this many forward passes.
 _PASSES_BEFORE_BUCKETS = 2

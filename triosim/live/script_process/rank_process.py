@@ -24,10 +24,10 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import dataloader
 
-from triosim.errors import CaptureError, CaptureWarning, SimulationError, TriosimError
+from triosim.errors import CaptureError, CaptureWarning
 from triosim.live.items import At, Awaited, KeptTraces, Posted, Said
-from triosim.live.job import INTERRUPTED, LiveJob
-from triosim.live.script_process import clock, profiler
+from triosim.live.job import LiveJob
+from triosim.live.script_process import clock, endings, profiler
 from triosim.live.script_process.task_feed import TaskFeed
 from triosim.trace import Trace
 from triosim.trace.formats.pytorch.kineto_file import ProfiledRank
@@ -36,7 +36,7 @@ from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.script_lines import script_line
-from triosim.tracer.script_runner import EnoughSteps, execute, show_error, uncaptured
+from triosim.tracer.script_runner import EnoughSteps, execute
 from triosim.tracer.stand_ins import finder as stand_ins
 from triosim.tracer.steps import StepCounter, StepObservations, module_calls, optimizer_steps
 from triosim.tracer.surroundings import write_protection
@@ -50,10 +50,6 @@ _NO_END = 2**62
 #: So many lines of the script are named in one of ours.
 _SHOWN_LINES = 5
 _PR_SET_PDEATHSIG = 1
-#: What Python raises where code is wrong: in a frame of ours it is our mistake, and not the script's.
-_MISTAKES = (AttributeError, TypeError, LookupError, AssertionError, NameError, RecursionError)
-_ROOT = str(Path(__file__).resolve().parents[2])
-_TRACER = str(Path(sys.modules[FakeDevice.__module__].__file__ or "").resolve().parent)
 
 
 def run_rank(
@@ -113,9 +109,8 @@ def _exit(feed: TaskFeed, steps: _Steps, connection: Connection) -> Patch:
 
 
 def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps) -> int:
-    """Run the script; return its exit status. Its errors are shown as Python shows them, and ours with our frames."""
-    script = job.script
-    os.environ.update(script.environment)
+    """Run the script; return its exit status, and show the error that it ended with."""
+    os.environ.update(job.script.environment)
     random.seed(0)
     torch.manual_seed(0)
     files = None if job.files is None else FileOverlay(job.files, shared=(messages.folder,))
@@ -123,56 +118,37 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
         tempfile.gettempdir()  # found by writing into folders, which is refused from now on
         write_protection.protect(files)
     try:
-        with FakeDevice(
-            job.gpu,
-            devices=job.local,
-            world=job.world,
-            rank=messages.rank,
-            messages=messages,
-            limited=True,
-            files=files,
-            launched=job.distributed,
-        ) as device:
-            steps.device = device
-            device.recorder.listener, feed.groups = feed, device.groups
-            with Patches() as patches, steps.counted():
-                clock.install(patches, feed, job.start_time)
-                profiler.install(patches, feed, _profiled(device, messages.rank), messages.folder)
-                patches.make([_loader(feed, job.loader_seconds)])
-                stand_ins.install(patches, script.stand_ins, device.recorder.note)
-                try:
-                    execute(script.path, script.arguments_of(messages.rank % job.local), module=script.module)
-                finally:
-                    atexit._run_exitfuncs()  # in simulated time, and with the files of the overlay
-                    _say_taken(device, messages, feed)
-        return 0
-    except EnoughSteps:
-        return 0
-    except SystemExit as left:
-        if left.code is None or isinstance(left.code, int):
-            return (left.code or 0) & 0xFF
-        print(left.code, file=sys.stderr)
-        return 1
-    except TriosimError as error:
-        print(f"triosim: error: {error}", file=sys.stderr)
-        return error.exit_status
+        _run_script(job, messages, feed, steps, files)
     except BaseException as error:
-        if files is not None and (full := write_protection.full_disk(error, files)) is not None:
-            print(f"triosim: error: {full}", file=sys.stderr)
-            return SimulationError.exit_status
-        if _is_ours(error):
-            sys.excepthook(type(error), error, error.__traceback__)
-            print("triosim: internal error, not the script's; please report it with this traceback", file=sys.stderr)
-        else:
-            if (found := uncaptured(error)) is not None:
-                error.__cause__ = error.__context__ = None  # PyTorch's search for a kernel
-            show_error(error, (_ROOT,))
-            if found is not None:
-                print(f"triosim: error: {SimulationError(found[0], fix=found[1])}", file=sys.stderr)
-                return SimulationError.exit_status
-            for why in _advice(error, files):
-                print(f"triosim: note: {why}", file=sys.stderr)
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        return endings.status_of(error, files)
+    return 0
+
+
+def _run_script(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps, files: FileOverlay | None) -> None:
+    """Run the script on fake devices, on which its clocks, profiles and loaders are simulated."""
+    script = job.script
+    with FakeDevice(
+        job.gpu,
+        devices=job.local,
+        world=job.world,
+        rank=messages.rank,
+        messages=messages,
+        limited=True,
+        files=files,
+        launched=job.distributed,
+    ) as device:
+        steps.device = device
+        device.recorder.listener, feed.groups = feed, device.groups
+        with Patches() as patches, steps.counted():
+            clock.install(patches, feed, job.start_time)
+            profiler.install(patches, feed, _profiled(device, messages.rank), messages.folder)
+            patches.make([_loader(feed, job.loader_seconds)])
+            stand_ins.install(patches, script.stand_ins, device.recorder.note)
+            try:
+                execute(script.path, script.arguments_of(messages.rank % job.local), module=script.module)
+            finally:
+                atexit._run_exitfuncs()  # in simulated time, and with the files of the overlay
+                _say_taken(device, messages, feed)
 
 
 def _notes(feed: TaskFeed) -> Patch:
@@ -205,13 +181,6 @@ def _say_taken(device: FakeDevice, messages: _Messages, feed: TaskFeed) -> None:
     feed.say(Said("note", f"triosim: note: {what}\n".encode()))
 
 
-def _advice(error: BaseException, files: FileOverlay | None) -> Iterator[str]:
-    """Yield why triosim made a script end with an error of its own, and what would help."""
-    for why in (None if files is None else write_protection.refusal(error), stand_ins.missing(error)):
-        if why is not None:
-            yield why
-
-
 def _profiled(device: FakeDevice, rank: int) -> ProfiledRank:
     """Return the rank as its profiles name it."""
     return ProfiledRank(rank, device.world or 1, device.gpu.name, torch.cuda.current_device())
@@ -234,15 +203,6 @@ def _end_with_parent() -> None:
     """Let this process end when the one that started it does, whatever ends that; only Linux can (``man 2 prctl``)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Whether an error is a mistake of triosim: Python raised it in a line of ours."""
-    entry = error.__traceback__
-    while entry is not None and entry.tb_next is not None:
-        entry = entry.tb_next
-    file = "" if entry is None else entry.tb_frame.f_code.co_filename
-    return isinstance(error, _MISTAKES) and file.startswith((_ROOT, _TRACER))
 
 
 @dataclass(slots=True)
