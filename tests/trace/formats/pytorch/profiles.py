@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from profile_events import event
+
 #: A tensor: id, storage, shape.
 T = tuple[int, int, list[int]]
 
@@ -42,7 +44,8 @@ class Profile:
         arguments: dict[str, Any] = {"External id": number}
         if self.function_ids:
             arguments["Record function id"] = 1000 + number
-        self.events.append(self._event("user_annotation" if annotation else "cpu_op", name, start, end, 7, arguments))
+        category = "user_annotation" if annotation else "cpu_op"
+        self.events.append(event(category, name, start, end - start, 7, **arguments))
         if not name.startswith("ProfilerStep#") or parent != 2:
             self.nodes.append(self._node(name, number, parent, inputs or [], outputs or [], sequence, schema, scope))
         return number
@@ -54,13 +57,13 @@ class Profile:
         self._correlation += 1
         arguments = {"correlation": self._correlation, "External id": 100_000 + self._correlation}
         if host:
-            self.events.append(self._event("cuda_runtime", "cudaLaunchKernel", launched, launched, 7, arguments))
+            self.events.append(event("cuda_runtime", "cudaLaunchKernel", launched, 0, 7, **arguments))
         arguments = {**arguments, "device": 0, "stream": stream}
-        self.events.append(self._event("kernel", name, start, end, stream, arguments))
+        self.events.append(event("kernel", name, start, end - start, stream, **arguments))
 
     def module(self, name: str, start: float, end: float) -> None:
         """Add a module's forward pass."""
-        self.events.append(self._event("python_function", f"nn.Module: {name}", start, end, 7, {}))
+        self.events.append(event("python_function", f"nn.Module: {name}", start, end - start, 7))
 
     def write(self, folder: Path) -> Path:
         """Write both files."""
@@ -69,20 +72,6 @@ class Profile:
         (folder / "profile.pt.trace.json").write_text(json.dumps(profile))
         (folder / "et.json").write_text(json.dumps({"schema": "1.0.1", "pid": 1, "nodes": self.nodes}))
         return folder
-
-    def _event(
-        self, category: str, name: str, start: float, end: float, thread: int, arguments: dict[str, Any]
-    ) -> dict[str, Any]:
-        return {
-            "ph": "X",
-            "cat": category,
-            "name": name,
-            "pid": 1,
-            "tid": thread,
-            "ts": start,
-            "dur": end - start,
-            "args": arguments,
-        }
 
     def _frame(self, kind: str, number: int, parent: int) -> None:
         name = f"[pytorch|profiler|execution_trace|{kind}]"

@@ -7,23 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from profile_events import event
 
 from triosim.trace.formats import read
 from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Mark, Trace
-
-
-def event(category: str, name: str, start: float, length: float, thread: int = 1, **about: Any) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": 1,
-        "tid": thread,
-        "ts": start,
-        "dur": length,
-        "args": about,
-    }
 
 
 def launched(

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from profile_events import Event, event
 
 import triosim
 from triosim.errors import TraceError
 from triosim.trace import Trace
 
-Event = dict[str, Any]
 ENGINE = "autograd::engine::evaluate_function: "
 LAYER = [[4, 8], [3, 8]]
 UPDATED = [[3, 8], [3, 8]]
@@ -68,8 +68,7 @@ class Step:
         return found
 
     def _add(self, category: str, name: str, start: float, length: float, thread: int, about: dict[str, Any]) -> None:
-        row = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": length}
-        self.events.append({**row, "args": about})
+        self.events.append(event(category, name, start, length, thread, **about))
 
 
 def said(trace: Trace) -> list[str]:

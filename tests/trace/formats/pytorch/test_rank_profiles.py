@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from profile_events import event
 
 import triosim
 from triosim.cli import run
@@ -21,15 +22,13 @@ SWITCH = "switch(4, bandwidth={} GB/s, latency=1 us)"
 def launched(number: int, launch: float, start: float, duration: float, name: str = "gemm", **about: Any) -> list[Any]:
     """A launch that takes 2 us, and its kernel: of NCCL's on stream 20, of others on stream 7, unless it is said."""
     stream = about.pop("stream", 20 if "nccl" in name else 7)
-    host = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": launch, "dur": 2}
-    work = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": duration}
     about = {"correlation": number, "stream": stream, "device": 0, **about}
-    return [{**host, "args": {"correlation": number}}, {**work, "args": about}]
+    host = event("cuda_runtime", "cudaLaunchKernel", launch, 2, correlation=number)
+    return [host, event("kernel", name, start, duration, stream, **about)]
 
 
 def lets_wait(number: int, at: float, name: str = "cudaStreamWaitEvent") -> Any:
-    row = {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": 1}
-    return {**row, "args": {"correlation": number}}
+    return event("cuda_runtime", name, at, 1, correlation=number)
 
 
 def reduces(elements: int, **about: Any) -> dict[str, Any]:
@@ -176,7 +175,7 @@ def test_profiles_of_all_ranks_are_converted_to_their_graphs(tmp_path: Path) -> 
 
 
 def test_ranks_on_the_cpu_are_no_task_streams(tmp_path: Path) -> None:
-    call = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2, "args": {}}
+    call = event("cpu_op", "aten::mm", 1, 2)
     for rank in (0, 1):
         write(tmp_path, rank, [call])
     with pytest.raises(TriosimError, match=r"rank0\.json and rank1\.json are of several ranks without work of a GPU"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from profile_events import event
 
 import triosim
 from triosim.trace.formats import read
@@ -41,11 +42,6 @@ def test_profiles_of_all_ranks_read_back_with_the_samples_per_second_of_the_run(
     assert again.data.global_batch_size == ran.data.global_batch_size
     assert again.throughput_samples_per_s == pytest.approx(ran.throughput_samples_per_s, rel=0.05)
     assert not any("batch" in note and "samples" in note for note in again.notes)
-
-
-def event(category: str, name: str, start: float, length: float, thread: int = 1, **about: Any) -> dict[str, Any]:
-    where = {"pid": 1, "tid": thread, "ts": start, "dur": length}
-    return {"ph": "X", "cat": category, "name": name, **where, "args": about}
 
 
 def kernel(number: int, start: float, name: str = "gemm", **about: Any) -> list[dict[str, Any]]:
