@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+from processes import Spent, run
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "examples" / "train"
 
@@ -45,30 +44,6 @@ CASES = {
         60.0,
     ),
 }
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Seconds of a process and of those that it started, and the most memory that one of them had."""
-
-    wall: float
-    processor: float
-    megabytes: float
-
-
-def run(*arguments: str) -> Spent:
-    """Run triosim once; what it says is shown only when it fails."""
-    command = [sys.executable, "-W", "ignore", "-m", "triosim", *arguments]
-    began = time.perf_counter()
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if status:
-            said.seek(0)
-            raise SystemExit(said.read().decode(errors="replace"))
-    return Spent(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)  # kilobytes on Linux
 
 
 def measured(case: Case, folder: Path) -> tuple[Spent, Spent, float]:

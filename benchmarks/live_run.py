@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from processes import Spent, run
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "examples" / "train"
 FEW = 2
@@ -57,34 +56,14 @@ CASES = {
 }
 
 
-@dataclass(frozen=True)
-class Spent:
-    """Seconds of all processes, the most megabytes that one of them had, and the simulated seconds of a step."""
-
-    wall: float
-    processor: float
-    megabytes: float
-    step: float
-
-
-def run(case: Case, steps: int) -> Spent:
-    """Run a case for some steps; what it says is shown only when it fails."""
-    with tempfile.TemporaryDirectory(prefix="triosim-") as folder, tempfile.TemporaryFile() as said:
+def measured(case: Case, steps: int) -> tuple[Spent, float]:
+    """Run a case for some steps; return what it took, and the simulated seconds of a step."""
+    with tempfile.TemporaryDirectory(prefix="triosim-") as folder:
         result = Path(folder) / "result.json"
         system = ["--gpu", "H100", "--world", str(case.world), "--topology", f"dgx-h100(gpus={case.world})"]
         ours = [*system, "--ranks", case.ranks, "--steps", str(steps), "-q", "-o", str(result)]
-        script = [str(SCRIPTS / case.script), *case.arguments.split(), "--steps", str(steps)]
-        began = time.perf_counter()
-        command = [sys.executable, "-W", "ignore", "-m", "triosim", "run", *ours, *script]
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if status:
-            said.seek(0)
-            raise SystemExit(said.read().decode(errors="replace"))
-        step = json.loads(result.read_text(encoding="utf-8"))["step_time_s"]
-    return Spent(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, step)  # kilobytes on Linux
+        spent = run("run", *ours, str(SCRIPTS / case.script), *case.arguments.split(), "--steps", str(steps))
+        return spent, json.loads(result.read_text(encoding="utf-8"))["step_time_s"]
 
 
 def main() -> None:
@@ -99,10 +78,10 @@ def main() -> None:
     )
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for case in CASES.values() if options.only is None else [CASES[options.only]]:
-        few, more = run(case, FEW), run(case, options.steps)
+        (few, _), (more, step) = measured(case, FEW), measured(case, options.steps)
         each = [(getattr(more, kind) - getattr(few, kind)) / (options.steps - FEW) for kind in ("wall", "processor")]
         figures = f"{more.wall:.1f} | {more.processor:.1f} | {each[0]:.2f} | {each[1]:.2f} | {more.megabytes:.0f}"
-        print(f"| {case.what} | {case.world} | {case.processes or 'auto'} | {figures} | {more.step:.3f} |", flush=True)
+        print(f"| {case.what} | {case.world} | {case.processes or 'auto'} | {figures} | {step:.3f} |", flush=True)
 
 
 if __name__ == "__main__":
