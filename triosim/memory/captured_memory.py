@@ -9,7 +9,7 @@ from __future__ import annotations
 from triosim import gpus
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.memory.liveness.lifetimes import Lifetimes, lifetimes
-from triosim.memory.memory_report import ESTIMATE, MemoryReport, analyse
+from triosim.memory.memory_report import ESTIMATE, MemoryReport, analyse, is_inferred
 from triosim.memory.world_memory import RankMemory, WorldMemory
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
@@ -30,13 +30,15 @@ class CapturedMemory(WorldMemory):
     @property
     def is_known(self) -> bool:
         """Whether the ranks' operators name tensors."""
-        return any(trace.names_tensors for trace in self._streams.traces.values())
+        return any(trace.names_tensors and not is_inferred(trace) for trace in self._streams.traces.values())
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the figures must know: that they are an estimate, and which rank does not fit."""
         if not self.is_known:
-            return ("the operators name no tensors: memory is not known",)
+            named = any(trace.names_tensors for trace in self._streams.traces.values())
+            why = "the profiles have no allocations (profile_memory=True)" if named else "the operators name no tensors"
+            return (f"{why}: memory is not known",)
         estimated = any(report.estimated for report in self.reports.values())
         return (*([f"memory is {ESTIMATE}"] if estimated else []), *super().notes)
 

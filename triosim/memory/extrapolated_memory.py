@@ -9,6 +9,7 @@ A rank's allocations are followed in the order in which its host launches operat
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -31,9 +32,11 @@ from triosim.memory.liveness.micro_batch_lifetimes import ProgramStorages
 from triosim.memory.liveness.outside import OutsideMemory
 from triosim.memory.liveness.rank_lifetimes import LifetimeTracker, PeakMoment, PeakTracker, StageLifetimes
 from triosim.memory.liveness.residents import HeldTensors, Resident, residents_of_footprint
+from triosim.memory.memory_report import INFERRED
 from triosim.memory.world_memory import RankMemory, WorldMemory
 from triosim.tasks import TaskStream
 from triosim.trace import Tensor, Trace
+from triosim.trace.task_streams import TaskStreams
 
 Tracker = TypeVar("Tracker", PeakTracker, LifetimeTracker)
 
@@ -50,7 +53,9 @@ class ExtrapolatedMemory(WorldMemory):
         super().__init__(gpus.get(trace.gpu) if gpu is None else gpu, plan.world, plan.parallel)
         self._plan = plan
         self._trace = trace
-        self._storages = _storages(plan, trace)
+        if trace.infers_tensors:  # what was recorded is not that of these tensors
+            self.capacity, self._trace = math.inf, replace(trace, storages=())
+        self._storages = _storages(plan, self._trace)
         self._alike: dict[int, _RankStep] = {}  # by pipeline rank: a step of which others differ in shapes alone
         self._steps: dict[int, _RankStep] = {}  # by the first rank of an entry: the iteration that needs most
         self.ranks = tuple(map(self._rank_memory, _equal_ranks(plan)))
@@ -59,6 +64,11 @@ class ExtrapolatedMemory(WorldMemory):
     def declared(self) -> tuple[Option, ...] | None:
         """The options that its parallelisms declare; None where a plug-in that declares none may read any."""
         return self._plan.declared
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures must know: that they are inferred, or which rank does not fit."""
+        return (INFERRED,) if self._trace.infers_tensors else super().notes
 
     def lifetimes_of(self, rank: int) -> tuple[Trace, Lifetimes]:
         """Return the operators that a rank runs, and the lifetimes of their tensors, in the iteration that needs most."""
@@ -101,10 +111,25 @@ def memory_of_run(plan: ParallelPlan | CapturedPlan, trace: Trace, *, fail_on_oo
 
     Raises ``DoesNotFitError`` where a rank does not fit and that is asked for.
     """
-    memory = CapturedMemory(plan.streams) if isinstance(plan, CapturedPlan) else ExtrapolatedMemory(plan, trace)
+    memory: WorldMemory
+    if isinstance(plan, CapturedPlan):
+        memory = CapturedMemory(plan.streams)
+    elif trace.infers_tensors and trace.storages and _is_as_traced(plan, trace):
+        memory = CapturedMemory(TaskStreams({0: trace}, (0,), {}, complete=True))
+    else:
+        memory = ExtrapolatedMemory(plan, trace)
     if fail_on_oom and memory.warning is not None:
         raise DoesNotFitError(memory.warning)
     return memory
+
+
+def _is_as_traced(plan: ParallelPlan, trace: Trace) -> bool:
+    """Whether a plan runs a trace on one GPU as it is, so that its memory is what was recorded."""
+    own = plan.program.operators
+    same = len(own) == len(trace.operators) and all(
+        one.inputs == other.inputs for one, other in zip(own, trace.operators, strict=True)
+    )
+    return plan.world == 1 and plan.batch_size == trace.batch_size and plan.training and same
 
 
 def _storages(plan: ParallelPlan, trace: Trace) -> list[list[ProgramStorages]]:

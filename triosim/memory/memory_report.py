@@ -22,6 +22,10 @@ from triosim.trace import Trace
 
 #: The note on figures that do not come from recorded allocations.
 ESTIMATE = "an estimate: no allocations were recorded, so a tensor is assumed to live from its first to its last use"
+#: The note on figures of a profile that has neither allocations nor the identity of tensors.
+INFERRED = (
+    "memory is inferred from the shapes of a profile, rather too high than too low, so whether it fits is not said"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +91,16 @@ class MemoryReport:
                 f"it fits only because the allocator frees cached memory and tries again, {self.replay.allocator.retries} "
                 "times in the replayed steps; each time waits for the GPU"
             )
-        if math.isinf(self.capacity):
+        if math.isinf(self.capacity) and is_inferred(self.trace):
+            found.append(f"{INFERRED}; profile with profile_memory=True")
+        elif math.isinf(self.capacity):
             found.append("the GPU is unknown, so it is not known whether the step fits; give --gpu or --capacity")
         return found
+
+
+def is_inferred(trace: Trace) -> bool:
+    """Whether the memory of a trace is known from shapes alone."""
+    return trace.infers_tensors and not trace.storages
 
 
 def analyse(
@@ -112,7 +123,7 @@ def analyse(
     target = gpus.get(trace.gpu) if gpu is None else gpu if isinstance(gpu, Gpu) else gpus.find(gpu)
     whole = capacity
     if whole is None:
-        whole = math.inf if target is None else visible(target)
+        whole = math.inf if target is None or is_inferred(trace) else visible(target)
     if context is None:
         context = gpu_context(target)
     if whole <= context:

@@ -246,6 +246,11 @@ class Trace:
             raise TraceError("the trace has no operators", where=self.source or None, fix="capture at least one step")
 
     @property
+    def infers_tensors(self) -> bool:
+        """Whether its tensors are inferred from shapes: which of them are one, and how long they live, is not known."""
+        return self.software.get("tensors", "").startswith("inferred")
+
+    @property
     def names_tensors(self) -> bool:
         """Whether any operator says what it reads or writes: without, memory is not known."""
         return any(operator.inputs or operator.outputs for operator in self.operators)

@@ -106,7 +106,8 @@ class ProgramStorages:
             first.update(block.tensors.first)
             self.parameters.update(block.tensors.parameters)
         self.persistent = {  # by storage: whether it existed before the step, and is not followed
-            storage: tensor.category in PERSISTENT or storage not in made for storage, tensor in first.items()
+            storage: tensor.category in PERSISTENT or (storage not in made and tensor.category != "temporary")
+            for storage, tensor in first.items()
         }
         self.captured = CapturedStorages(trace, first)
         #: Stands for what lifetimes follow from beside blocks: one object for all programs in which that is equal. None where

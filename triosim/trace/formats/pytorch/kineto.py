@@ -61,13 +61,14 @@ class Work:
 
 
 class MemoryEvent(NamedTuple):
-    """An allocation (``nbytes`` above 0) or a free, at a moment in microseconds."""
+    """An allocation (``nbytes`` above 0) or a free, at a moment in microseconds; ``total`` bytes are allocated after it."""
 
     moment: float
     thread: str
     nbytes: int
     address: int
     on_gpu: bool
+    total: int | None = None
 
 
 @dataclass(slots=True)
@@ -199,7 +200,8 @@ def _span(event: dict[str, Any], order: int) -> Span:
 
 def _memory(event: dict[str, Any]) -> MemoryEvent:
     nbytes, address, device = (int(event["args"][key]) for key in ("Bytes", "Addr", "Device Type"))
-    return MemoryEvent(float(event["ts"]), str(event["tid"]), nbytes, address, device != 0)
+    total = _number(event["args"].get("Total Allocated"))
+    return MemoryEvent(float(event["ts"]), str(event["tid"]), nbytes, address, device != 0, total)
 
 
 def _moments(event: dict[str, Any]) -> tuple[float, float]:

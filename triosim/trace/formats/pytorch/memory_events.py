@@ -1,8 +1,9 @@
 """The storages of a profiled step, from the profiler's memory events and the tracer's annotations of tensors.
 
-The allocator knows bytes and addresses, not tensors. Annotations of ``triosim.tracer`` name the addresses of parameters,
-gradients and optimizer states; the category of other storages follows from the phases of their birth and death. The tensors
-come from the execution trace, which has no addresses, so only annotated storages have the number that tensors give them.
+The allocator knows bytes and addresses, not tensors, and how much is allocated in all. Annotations of ``triosim.tracer`` name
+the addresses of parameters, gradients and optimizer states; the category of other storages follows from the phases of their
+birth and death. The tensors come from the execution trace, which has no addresses, so only annotated storages have the number
+that tensors give them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, repeat
 
 from triosim.trace.formats.pytorch.kineto import MemoryEvent, Profile, Span
@@ -64,6 +65,7 @@ def storages(
     unseen = _unseen_frees(blocks, [span.end for span in profile.calls if span.name.startswith(_ZERO_GRAD)], events)
     if unseen:
         blocks = _blocks(sorted([*unseen, *events], key=lambda event: event.moment), stated, position)
+    blocks = [*_unseen_blocks(events, blocks, operators), *blocks]
     before = [block for block in blocks if block.born < 0]
     for number, block in enumerate(before):
         block.born = number - len(before)
@@ -88,6 +90,32 @@ def _blocks(
     for _, annotation, number in waiting:
         _state(annotation, number, clock, blocks, live)
     return blocks
+
+
+def _unseen_blocks(
+    events: Sequence[MemoryEvent], blocks: Sequence[_Block], operators: Sequence[Operator]
+) -> Iterator[_Block]:
+    """Yield what is allocated before the first event and never freed: parameters and states as far as operators name them.
+
+    The rest is taken for buffers.
+    """
+    first = events[0]
+    if first.total is None:
+        return
+    left = first.total - first.nbytes - sum(block.nbytes for block in blocks if block.born < 0)
+    known = {block.category for block in blocks}
+    sizes: dict[Category, dict[int, int]] = {"parameter": {}, "optimizer_state": {}}
+    for operator in operators:
+        for tensor in (*operator.inputs, *operator.outputs):
+            if tensor.category in sizes and tensor.category not in known:
+                sizes[tensor.category][tensor.storage] = tensor.nbytes
+    for category, found in sizes.items():
+        nbytes = min(left, sum(found.values()))
+        if nbytes > 0:
+            yield _Block(nbytes, -1, -1, -1, category=category)
+            left -= nbytes
+    if left > 0:
+        yield _Block(left, -1, -1, -1, category="buffer")
 
 
 def _unseen_frees(

@@ -131,7 +131,7 @@ def _trace(
     return Trace(
         operators,
         batch,
-        step.model,
+        step.model if world_of(full) == 1 else f"{step.model}, rank {full.distributed.get('rank')} of {world_of(full)}",
         timed.gpu if timed.work else "CPU",
         timed.times,
         software=timed.software,
@@ -146,8 +146,11 @@ def _notes_of_rank(step: ProfiledStep) -> Iterator[str]:
     world, rank = world_of(step.profile), step.profile.distributed.get("rank")
     if world > 1:
         left_out = f"its communication ({format_time(step.left_out)}) is left out; " if step.left_out else ""
+        part = ""
+        if ranks_batch.works_with_others(step.profile):
+            part = "other ranks work on its samples too, so samples/s, tokens/s and MFU are those of its part of the model; "
         yield (
-            f"the profile is of rank {rank} of {world}, as one GPU: {left_out}a folder with the profiles of all ranks is "
+            f"the profile is of rank {rank} of {world}, as one GPU: {left_out}{part}a folder with the profiles of all ranks is "
             "simulated as their step"
         )
 

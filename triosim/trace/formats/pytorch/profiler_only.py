@@ -12,11 +12,12 @@ calls but those on as many elements as its samples have.
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any
 
 from triosim.errors import TraceError
@@ -31,8 +32,13 @@ from triosim.trace.trace import Category
 _ACCUMULATE = f"{ENGINE_PREFIX}{ACCUMULATE_GRAD}"
 #: The two matrices among a product's arguments.
 _FACTORS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
+#: Those whose first argument is the samples and whose second is the weight.
+_CONVOLUTIONS = frozenset(
+    f"aten::{name}" for name in ("conv1d", "conv2d", "conv3d", "convolution", "cudnn_convolution")
+)
 #: The argument that the samples come in by, where it is not the first.
 _SAMPLES = {**{name: left for name, (left, _) in _FACTORS.items()}, "aten::embedding": 1, "aten::embedding_bag": 1}
+_LOOK_UPS = frozenset(("aten::embedding", "aten::embedding_bag"))
 #: Calls with one tensor, of which they return one of the same sizes: they may prepare a parameter for the call after them.
 _PREPARE = frozenset(f"aten::{name}" for name in ("t", "transpose", "permute", "to", "_to_copy", "detach", "alias"))
 #: Those of them that change the dtype.
@@ -107,7 +113,7 @@ class _InferredTensors:
         updates = {node.number for node in self._nodes if self._optimizes(node)}
         forward = [node for node in calls if node.scope != BACKWARD_SCOPE and node.number not in updates]
         backward = [node for node in calls if node.scope == BACKWARD_SCOPE]
-        last = backward[0].number if backward else len(self._nodes)
+        last = backward[-1].number if backward else len(self._nodes)
         by_sequence = {part.sequence: node for node in forward for part in node.walk() if part.sequence >= 0}
         parameters = self._parameters(by_sequence, backward)
         differentiated = [
@@ -116,8 +122,10 @@ class _InferredTensors:
             for part in node.walk()
             if part.sequence in by_sequence
         ]
-        self._chain([node for node in forward if node.number < last], parameters, min(differentiated, default=0))
-        self._chain_back(backward)
+        begin = min(differentiated, default=0)
+        for part in _between([node for node in forward if node.number < last], backward):
+            self._chain(part, parameters, begin)
+        self._chain_back(backward, by_sequence)
         optimizer = [node for node in calls if node.number in updates]
         self._updates(parameters.values()).give(optimizer, self._new)
         for node in calls:
@@ -193,7 +201,7 @@ class _InferredTensors:
             entry = prepared.entry(node)
             if entry is None:
                 continue
-            if before is None:
+            if before is None or _begins(node, entry):
                 self._state("input", "", entry)
             else:
                 self._give_result(before, entry)
@@ -212,12 +220,17 @@ class _InferredTensors:
             around = self._nodes[around].parent
         return node.name.startswith(_COLLECTIVE)
 
-    def _chain_back(self, backward: list[ExecutionTraceNode]) -> None:
+    def _chain_back(self, backward: list[ExecutionTraceNode], by_sequence: Mapping[int, ExecutionTraceNode]) -> None:
+        """Chain the backward calls; beside the gradient that comes in, a call takes what its forward call took or returned."""
         before: ExecutionTraceNode | None = None
         for node in backward:
             if node.name == _ACCUMULATE:
                 continue
-            self._give_new(node, next((part.scalars for part in node.walk() if any(part.scalars)), []))
+            shapes = next((part.scalars for part in node.walk() if any(part.scalars)), [])
+            self._give_new(node, shapes)
+            source = by_sequence.get(next((part.sequence for part in node.walk() if part.sequence >= 0), -1))
+            if source is not None:
+                _give_saved(node, source)
             if self._moves_parameters(node):
                 continue
             first = next((row[0] for row in node.arguments if row), None)
@@ -227,7 +240,7 @@ class _InferredTensors:
 
     def _give_result(self, node: ExecutionTraceNode, following: RawTensor) -> None:
         """Let a call return what the next one takes, unless its own shapes say that it returns others."""
-        shapes = _returned(node)
+        shapes = _returned(node) or _convolved(node, following.shape)
         if following.shape in shapes:
             shapes.remove(following.shape)
             node.returned.append([following])
@@ -306,6 +319,32 @@ class _PreparedParameters:
         return None if position is None else node.arguments[position][0]
 
 
+def _between(
+    forward: Iterable[ExecutionTraceNode], backward: Sequence[ExecutionTraceNode]
+) -> Iterator[list[ExecutionTraceNode]]:
+    """Yield the forward calls between backward passes: those of one micro-batch, or of several in a row."""
+    starts = [node.number for node in backward]
+    for _, found in groupby(forward, key=lambda node: bisect.bisect(starts, node.number)):
+        yield list(found)
+
+
+def _begins(node: ExecutionTraceNode, entry: RawTensor) -> bool:
+    """Whether a call takes samples of its own: a look-up by whole numbers, which nothing before it computes."""
+    return node.name in _LOOK_UPS and entry.dtype.startswith("int")
+
+
+def _give_saved(node: ExecutionTraceNode, source: ExecutionTraceNode) -> None:
+    """Let a backward call take the tensors that its forward call saved, by their shapes, in place of new ones."""
+    rows = (*source.arguments, *source.returned)
+    saved = [tensor for row in rows for tensor in row]
+    for argument, row in enumerate(node.arguments):
+        for place, tensor in enumerate(row if argument else ()):
+            found = next((one for one in saved if (one.shape, one.dtype) == (tensor.shape, tensor.dtype)), None)
+            if found is not None:
+                saved.remove(found)
+                row[place] = found
+
+
 def _entry(name: str, rows: Sequence[Sequence[Any]], known: Collection[int]) -> int | None:
     """Return the position of the argument that samples come in by: not one of those that are known to be others."""
     preferred = _SAMPLES.get(name, 0)
@@ -348,6 +387,19 @@ def _returned(node: ExecutionTraceNode) -> list[tuple[int, ...]]:
         return []
     left, right = (shapes[position] for position in _FACTORS[name])
     return [(*left[:-1], right[-1])] if len(left) == len(right) > 1 else []
+
+
+def _convolved(node: ExecutionTraceNode, following: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the shape that a convolution returns: it has as many channels as its weight has rows, and the next call's sizes.
+
+    A rank that has a part of the channels gathers them before the next call. A transposed convolution has others.
+    """
+    shapes = [row[0].shape if row else () for row in node.arguments[:2]]
+    if node.name not in _CONVOLUTIONS or len(shapes) < 2 or not len(shapes[0]) == len(shapes[1]) == len(following) > 2:
+        return []
+    samples, weight = shapes
+    transposed = weight[0] == samples[1] != weight[1]
+    return [] if transposed or not weight[1] else [(samples[0], weight[0], *following[2:])]
 
 
 def _first(node: ExecutionTraceNode) -> tuple[tuple[int, ...], str] | None:

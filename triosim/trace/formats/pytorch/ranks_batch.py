@@ -68,6 +68,13 @@ def rank_batch(profile: Profile, parts: Iterable[tuple[Work, Part]], where: str)
     return found
 
 
+def works_with_others(profile: Profile) -> bool:
+    """Whether a rank's messages or the descriptions of its groups say that others work on its samples too."""
+    described = any(_share_samples(one, reduces=False) for one in purposes_of(profile.distributed).values())
+    messages = ("send", "recv")
+    return described or any(call.arguments.get("Collective name") in messages for call in profile.calls)
+
+
 def forward_runs(step: ProfiledStep) -> Counter[str]:
     """Return how often operators of each name ran that are differentiated, but not those that an optimizer asks for again."""
     again = {step.by_call.get(call.node.number) for call in step.calls if _is_of_optimizer(call.annotations)}
