@@ -37,6 +37,7 @@ from triosim.tracer.distributed import fake_world, refused_calls, spawned_ranks
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_exchange import RankExchange
 from triosim.tracer.distributed.rank_messages import RankMessages
+from triosim.tracer.distributed.reduced_gradients import axes_of_reduced_gradients
 from triosim.tracer.distributed.wrappers import data_parallel
 from triosim.tracer.frameworks import adapters
 from triosim.tracer.memory.cuda_memory import LimitedAllocator
@@ -185,6 +186,9 @@ class FakeDevice:
                 "the step did nothing on the device 'cuda'", fix="move the model and its inputs there, as for a GPU"
             )
         inlined = self.recorder.inlined
+        if self.groups is not None:
+            for axis in axes_of_reduced_gradients(step):
+                self.groups.reduces_gradients_over(axis)
         batch_size = observed.batch_size or inlined.batch_size
         if batch_size is None:
             self.recorder.note("no module was called with a tensor in this step: it is taken for one sample")

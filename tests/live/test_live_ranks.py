@@ -337,6 +337,32 @@ def test_running_ranks_get_what_the_others_send(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == expected
 
 
+def test_what_one_rank_sends_to_another_is_known_there_in_whatever_order_it_is_awaited(tmp_path: Path) -> None:
+    script = (
+        SETUP
+        + """
+mine, ahead, behind = (torch.full((2,), value, device="cuda") for value in (0.5 + rank, 0.0, 0.0))
+sends = [dist.P2POp(dist.isend, mine, 1 - rank)]
+for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, ahead, 1 - rank), *sends]):
+    work.wait()
+first, second = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+if rank == 0:
+    for value in (1, 2):
+        dist.send(torch.tensor([value]), 1)
+    dist.send(behind, 1, tag=7)
+else:
+    received = dist.irecv(first, 0), dist.irecv(second, 0)
+    dist.recv(behind, 0, tag=7)
+    received[1].wait()
+    received[0].wait()
+print(rank, ahead.tolist(), first.item(), second.item())
+"""
+    )
+    done = run(tmp_path, script, "--world", "2", "-q")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 [1.5, 1.5] 0 0", "1 [0.5, 0.5] 1 2"]
+
+
 def test_a_rank_that_does_not_run_sends_what_grows_with_the_rank(tmp_path: Path) -> None:
     """Ranks 1 and 2 follow rank 0; what they send is between what ranks 0 and 3 do."""
     done = run(tmp_path, EXCHANGES, "--world", "4", "-q", "--ranks", "0,3")

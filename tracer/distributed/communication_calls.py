@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed import ProcessGroup, ReduceOp
 
@@ -89,6 +90,7 @@ class CommunicationCalls:
         self._batches = 0
         self._by_block: dict[int, int] = {}  # works of functional operators, by the storage of their result
         self._results: dict[int, list[torch.Tensor]] = {}
+        self._received: dict[int, Callable[[], None]] = {}  # by the work of what was received, and not awaited
 
     def operators(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
         """Yield the operators of communication, and what runs them. Raises ``CaptureError`` where PyTorch lacks one."""
@@ -132,9 +134,23 @@ class CommunicationCalls:
             self._record(function, asked, given, [])
         exchanged = _contents_of(kind, named)
         known_values.follow(exchanged, _side(named, _GIVEN), _side(named, _WRITTEN), group, self._ranks)
+        if kind in ("send", "recv"):
+            self._exchange(kind, named["tensors"], group, (args[2], args[3]), work)
         boxed = work.boxed()
         first = function._schema.returns[0].type
         return (args[0], boxed) if len(function._schema.returns) == 2 else boxed if first is not None else None
+
+    def _exchange(self, kind: str, tensors: Any, group: Any, aimed: tuple[int, int], work: Any) -> None:
+        """Pass on what is known of tensors to a member of a group, with a tag, or await it from there."""
+        members = dist.get_process_group_ranks(group)
+        peer, subject = members[aimed[0]], f"tensors-{hash(tuple(members)):x}-{aimed[1]}"
+        if kind == "send":
+            known_values.send(tensors, peer, subject, self._ranks)
+            return
+        if not any(map(on_device, flat(tensors))):
+            self._count += 1
+            work.seq_id = self._count
+        self._received[work.seq_id] = known_values.receive(tensors, peer, subject, self._ranks)
 
     def _record(
         self, function: Any, asked: Communication, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
@@ -162,7 +178,9 @@ class CommunicationCalls:
             self._batch = None
 
     def wait(self, number: int) -> None:
-        """Record that the current stream waits for a work; waiting again changes nothing."""
+        """Record that the current stream waits for a work, and hold what is received; waiting again changes nothing."""
+        if number in self._received:
+            self._received.pop(number)()
         if number in self._results:
             del self._results[number]
             self.pending.remove(number)

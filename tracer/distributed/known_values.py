@@ -43,8 +43,10 @@ _REDUCED: Mapping[str, Callable[[Sequence[torch.Tensor], Sequence[int]], torch.T
 _IN_PARTS = ("reduce_scatter", "all_to_all", "scatter")
 #: Those of which each rank gets what one of them, the root, has sent.
 _OF_ROOT = ("broadcast", "scatter")
-#: What all members of a group exchange. Others send to one rank alone.
+#: What all members of a group exchange. Others send to one rank alone (``send``, ``receive``).
 _OF_ALL = (*_IN_PARTS, "all_reduce", "reduce", "all_gather", "gather", "broadcast")
+#: Of fractions that one rank sends to another, the most elements that are known there.
+_MOST_FRACTIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,9 @@ class Exchange:
     reduction: str | None
     splits: tuple[int, ...] | None = None
     root: int | None = None
+
+
+_POINT_TO_POINT = Exchange("send", None)
 
 
 def follow(asked: Exchange, given: Any, results: Any, group: ProcessGroup, ranks: RankExchange) -> None:
@@ -87,6 +92,34 @@ def follow(asked: Exchange, given: Any, results: Any, group: ProcessGroup, ranks
         _assume(assumed, got)
 
 
+def send(given: Any, receiver: int, subject: str, ranks: RankExchange) -> None:
+    """Tell a rank that runs beside this one what is known of the tensors that it is sent."""
+    sent = list(flat(given))
+    if all(map(_is_told, sent)):
+        ranks.tell(receiver, subject, _written(_contribution(_POINT_TO_POINT, sent, 1)))
+
+
+def receive(results: Any, sender: int, subject: str, ranks: RankExchange) -> Callable[[], None]:
+    """Return a function that writes into tensors what a rank that runs beside this one knows of what it sends, once it has."""
+    got = list(flat(results))
+    told = ranks.told(sender, subject) if all(map(_is_told, got)) else lambda: None
+
+    def write() -> None:
+        found = _read(told())
+        if found is not None and [one.numel() for one in found.values] == [one.numel() for one in got]:
+            _write(found.values, found.masks, got)
+
+    return write
+
+
+def _is_told(tensor: torch.Tensor) -> bool:
+    """Whether a rank waits, as one that reads it would, for what is known of a tensor that it is sent.
+
+    Of fractions these are few: more are activations, which nobody knows, and whose receiver goes on at once.
+    """
+    return tensor.numel() <= (_MOST_FRACTIONS if tensor.is_floating_point() else storage_contents.MOST_ELEMENTS)
+
+
 Parts = Sequence[torch.Tensor]
 
 
@@ -106,7 +139,7 @@ def _contributions(
         if mine is not None:
             ranks.take(members, [members[asked.root or 0]] if asked.kind in _OF_ROOT else None)
         return [mine] * len(members)
-    written = None if mine is None else [[_to_json(one) for one in parts] for parts in (mine.values, mine.masks)]
+    written = _written(mine)
     if asked.kind in _OF_ROOT:
         sent = [ranks.of_root(members, "values", asked.root or 0, written)] * len(members)
     elif mine is None:
@@ -114,7 +147,7 @@ def _contributions(
         return [None]
     else:
         sent = ranks.contributions(members, "values", written)
-    found = {id(one): one and _Sent(*[[_from_json(row) for row in rows] for rows in one]) for one in sent}
+    found = {id(one): _read(one) for one in sent}
     every = [found[id(one)] for one in sent]
     if asked.kind in _OF_ROOT or None in every:
         return every
@@ -194,6 +227,15 @@ def _assume(found: Parts, results: Sequence[torch.Tensor]) -> None:
             held = storage_contents.assume_elements(one) if storage_contents.is_fake(one) else None
             if held is not None:
                 held.copy_(part.reshape(one.size()))
+
+
+def _written(sent: _Sent | None) -> Any:
+    """Return what a rank sends as JSON; None where nothing of it is known."""
+    return None if sent is None else [[_to_json(one) for one in parts] for parts in (sent.values, sent.masks)]
+
+
+def _read(written: Any) -> _Sent | None:
+    return None if written is None else _Sent(*[[_from_json(row) for row in rows] for rows in written])
 
 
 def _to_json(tensor: torch.Tensor) -> Any:

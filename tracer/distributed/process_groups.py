@@ -74,7 +74,11 @@ class ProcessGroups:
 
     def reduces_gradients(self, group: str) -> None:
         """Note that gradients are reduced over one of this rank's groups, so that its ranks have samples of their own."""
-        self._data_parallel.add(self.axis(group))
+        self.reduces_gradients_over(self.axis(group))
+
+    def reduces_gradients_over(self, axis: str) -> None:
+        """Note that gradients are reduced over the groups of an axis."""
+        self._data_parallel.add(axis)
 
     def shares_samples(self, group: str) -> None:
         """Note that the ranks of one of this rank's groups have parts of the same samples."""

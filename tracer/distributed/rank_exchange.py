@@ -138,15 +138,28 @@ class RankExchange:
 
     def send(self, receiver: int, value: Any) -> None:
         """Send a Python object to a rank, if it runs."""
-        if self._messages is not None and self._like is not None and self._like[receiver] == receiver:
-            self._messages.send(receiver, "object", encoded(value))
+        if self._runs(receiver):
+            self.tell(receiver, "object", encoded(value))
 
     def receive(self, sender: int, otherwise: Any) -> Any:
         """Return the Python object that a rank has sent to this one, if it runs; wait for it."""
-        if self._messages is None or self._like is None or self._like[sender] != sender:
+        found = self.told(sender, "object")()
+        return otherwise if found is None else decoded(found)
+
+    def tell(self, receiver: int, subject: str, value: Any) -> None:
+        """Send a message to a rank, if it runs. ``value`` can be written as JSON."""
+        if self._messages is not None and self._runs(receiver):
+            self._messages.send(receiver, subject, value)
+
+    def told(self, sender: int, subject: str) -> Callable[[], Any]:
+        """Return a function that waits for the next message from a rank, and returns it; None where the rank does not run."""
+        if self._messages is None or not self._runs(sender):
             self.take([sender])
-            return otherwise
-        return decoded(self._messages.receive(sender, "object"))
+            return lambda: None
+        return self._messages.expect(sender, subject)
+
+    def _runs(self, rank: int) -> bool:
+        return self._like is not None and self._like[rank] == rank
 
 
 def _name(subject: str, members: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,11 @@ class RankMessages:
 
     def receive(self, sender: int, subject: str) -> Any:
         """Return the next message from another rank; wait for it. Raises ``CaptureError`` when none comes."""
-        return self.collect(self._next(sender, self.rank, subject), sender)
+        return self.expect(sender, subject)()
+
+    def expect(self, sender: int, subject: str) -> Callable[[], Any]:
+        """Return a function that waits for the next message from another rank, and returns it."""
+        return partial(self.collect, self._next(sender, self.rank, subject), sender)
 
     def announce(self, subject: str, value: Any) -> None:
         """Send a message to all ranks."""
