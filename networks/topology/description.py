@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The keys of a topology file that do not describe the graph. Each belongs to another room, which parses it: the photonic
-#: network, the calibration of collectives, and the conditions.
+#: The keys of a topology file that do not describe the graph. Each belongs to another module, which parses it: the photonic
+#: network, the calibration of collectives, the price, and the conditions.
 SECTIONS = (
-    *("photonic", "calibration", "compute_slowdown", "collective_slowdown"),
+    *("photonic", "calibration", "price", "compute_slowdown", "collective_slowdown"),
     *("slow_gpus", "gpu_kinds", "stragglers", "slow_links", "events"),
 )
 

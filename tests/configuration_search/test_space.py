@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,15 @@ import pytest
 from triosim.config import RunConfig
 from triosim.configuration_search.point import Point
 from triosim.configuration_search.spaces.cluster import Cluster, cluster_of
-from triosim.configuration_search.spaces.declaration import Declaration, of_texts, read_space, space_of, split_values
+from triosim.configuration_search.spaces.declaration import (
+    Declaration,
+    of_mapping,
+    of_texts,
+    of_topology,
+    read_space,
+    space_of,
+    split_values,
+)
 from triosim.configuration_search.spaces.rules import RULES, validity_of
 from triosim.configuration_search.spaces.space import Space
 from triosim.configuration_search.spaces.subject import subject_of
@@ -74,6 +83,15 @@ def test_several_virtual_stages_are_interleaved() -> None:
     assert parts == [{"schedule": "1f1b"}, {"schedule": "interleaved", "virtual_stages": 5}]
 
 
+def priced(varied: str, budget: float) -> Space:
+    """Return a space of eight GPUs behind a switch, of which a link costs 1 for each GB/s."""
+    switch = {"topology": "switch", "gpus": 8, "bandwidth": "10 GB/s", "price": 1}
+    declared = of_topology([varied], switch)
+    config = RunConfig.of(topology=switch, global_batch_size=16)
+    made = space_of(subject_of("gpt2", config), config, declared.merged(of_mapping({"dp": [8]})))
+    return replace(made, network_budget=budget)
+
+
 def test_every_rule_excludes_what_its_text_says() -> None:
     """Each of these spaces has one point that keeps all rules, and one that breaks the rule of that name."""
     one_of_each = {
@@ -82,6 +100,7 @@ def test_every_rule_excludes_what_its_text_says() -> None:
         "virtual": space("pp=1,4", "virtual_stages=5"),
         "stage": space("schedule=1f1b,interleaved", "pp=4", "virtual_stages=1"),
         "groups": space("micro_batches=4,2", "pp=4", "virtual_stages=5"),
+        "price": priced("bandwidth=10 GB/s,20 GB/s", budget=8 * 15),
         "heads": space("tp=2,5", model="gpt-18.4b(vocab=51200)", topology="dgx-h100(gpus=80)", global_batch_size=640),
         "vocabulary": space("tp=1,2", model="gpt2"),
         "layers": space("pp=8,16"),

@@ -71,6 +71,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     [cyan]triosim search trace.json --gpus 8,16,32 --objective cost --study study.db --jobs 4[/]
     [cyan]triosim search --script "train.py --layers 8" --vary-argument "--tp=1,2,4" --gpus 8[/]
     [cyan]triosim search llama3-8b --gpus 64 --global-batch-size 256 --export launch --for megatron[/]
+    [cyan]triosim search llama3-8b --gpus 16 -p fsdp=16 --vary "bucket_size=1 MB..200 MB" --sampler tpe --budget 60s[/]
     [cyan]triosim search --config run.yaml --vary tp=1,2,4,8 --vary micro_batch_size=1,2,4 --vary recompute=none,full[/]
     """
     options = SearchOptions.of(given)
@@ -92,8 +93,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
         raise OptionError("a script has no options to export", where="--export", fix="leave it out")
     subject = trace if options.script is not None else run.subject
     with searches.declared_space(subject, run.config, searches.declaration_of(options), options) as space:
-        validity = rules.validity_of(space)
-        if not given["quiet"]:
+        validity = None if options.sampler else rules.validity_of(space)
+        if validity is not None and not given["quiet"]:
             print(f"triosim: {_counted(validity)}", file=sys.stderr)
         with Progress(shown=not given["quiet"]) as progress, monitored_search(given) as watch:
             jobs = options.jobs or searches.cores()

@@ -65,7 +65,7 @@ class Weigh:
             return Outcome(point.key, "out_of_memory", planned.memory.warning or "", memory=memory)
         bound = lower_bound(planned, self._collectives(planned, config), None if short is None else short.schedule)
         samples = layout.global_batch_size or planned.plan.global_batch_size
-        figures = _figures_at(bound, samples, planned, config)
+        figures = _figures_at(bound, samples, planned, config, self.space.network_price(point))
         return Outcome(point.key, "excluded", at_bound=figures, memory=memory)
 
     def _collectives(self, planned: PlannedRun, config: RunConfig) -> IdleCollectives:
@@ -150,7 +150,8 @@ class Simulate:
             result = simulate_config(self.space.source(point), chosen)
         except TriosimError as error:
             return Outcome(point.key, "refused", str(error))
-        return Outcome(point.key, "simulated", figures=Figures.of(result), memory=memory_of(result))
+        figures = Figures.of(result, self.space.network_price(point))
+        return Outcome(point.key, "simulated", figures=figures, memory=memory_of(result))
 
 
 def memory_of(result: Result) -> Memory | None:
@@ -161,7 +162,9 @@ def memory_of(result: Result) -> Memory | None:
     return Memory(memory.fullest.reserved_bytes or memory.fullest.peak_bytes, memory.capacity)
 
 
-def _figures_at(seconds: float, samples: int, planned: PlannedRun, config: RunConfig) -> Figures | None:
+def _figures_at(
+    seconds: float, samples: int, planned: PlannedRun, config: RunConfig, network_price: float | None
+) -> Figures | None:
     """Return the figures of a step of so many samples that takes so long; None for a bound of 0."""
     if not seconds:
         return None
@@ -180,4 +183,5 @@ def _figures_at(seconds: float, samples: int, planned: PlannedRun, config: RunCo
         tokens_per_s=rate * tokens if tokens else None,
         energy_j=step.world * gpu.tdp_watts * seconds if gpu is not None and gpu.tdp_watts else None,
         cost=None if hourly is None else hourly * step.world * seconds / 3600,
+        network_price=network_price,
     )

@@ -40,7 +40,8 @@ class Searched:
     """The outcome of a search: of every valid point what was found, by its key.
 
     ``interrupted`` says that not all points were weighed or not all bounds were met, ``screened`` that another network chose
-    the points that were simulated; of either, nothing is proved.
+    the points that were simulated, ``sampled`` that a sampler drew those that count as points at all; of none of these anything
+    is proved.
     """
 
     space: Space
@@ -50,6 +51,7 @@ class Searched:
     seconds: float
     interrupted: bool = False
     screened: bool = False
+    sampled: bool = False
 
     def count(self, state: str) -> int:
         """Return how many valid points are in a state."""
@@ -90,8 +92,11 @@ class Searched:
 
     @property
     def gap(self) -> float | None:
-        """By which share of the best score one that was not simulated may be better, by its bound; None without a best."""
-        if self.best is None:
+        """By which share of the best score one that was not simulated may be better, by its bound.
+
+        None without a best, or where not all points are known.
+        """
+        if self.best is None or self.sampled:
             return None
         best, *_ = self.objectives.scores(self.best)
         left = (self.objectives.bounds(one)[0] for one in self.outcomes.values() if one.state == "excluded")
@@ -105,6 +110,9 @@ class Searched:
 
 def searched_by_study(space: Space, objectives: Objectives, outcomes: Mapping[str, Outcome]) -> Searched:
     """Return the search that has found these outcomes so far, those that follow from others included."""
+    if not space.is_finite:
+        points = tuple(map(Point.read, outcomes))
+        return Searched(space, Validity(len(points), points, {}), objectives, outcomes, 0.0, sampled=True)
     validity, known = validity_of(space), dict(outcomes)
     for point in weighing_order(space, validity.valid):
         if point.key not in known and (outcome := implied(space, point, known)) is not None:

@@ -215,6 +215,11 @@ KINDS: Mapping[str, _Kind] = {
         is_larger_better=True,
         unknown=("the memory of these GPUs is not known", "give --gpu, or its capacity"),
     ),
+    "network-price": _Kind(
+        "price of the network",
+        lambda figures, *_: figures.network_price,
+        unknown=("the price of the network is not known", "write what links cost under 'price' in the topology's file"),
+    ),
     "fewest-gpus": _Kind("GPUs", _fewest_gpus, target="the tokens per second to reach"),
 }
 

@@ -25,12 +25,18 @@ SEARCH = (
         "What varies: {'tp': [1, 2, 4], 'data_parallel': ['ddp', 'zero1'], 'micro_batches': ['1*pp', '2*pp']}. By default what "
         "the model and the cluster have room for."),
     Option("space", metavar="FILE", panel=_SEARCH, help="A YAML file of options that vary, with lists of values under 'vary'."),
+    Option("vary_topology", "object", metavar="KEY=V,V", repeatable=True, panel=_SEARCH, help=
+        "A key of the topology and its values: 'bandwidth=25 GB/s..400 GB/s', inter_node.bandwidth=..., bandwidth.2=...; or "
+        "dims, all ways to arrange the GPUs of a network of dimensions. Repeatable.", python_help=
+        "Keys of the topology that vary: ['bandwidth.2=25 GB/s..400 GB/s', 'dims']."),
+    Option("network_budget", "number", metavar="PRICE", panel=_SEARCH, help=
+        "The most that the network may cost, by the price that the topology's file gives its links."),
     Option("without_rule", "object", metavar="NAME", repeatable=True, panel=_SEARCH, help=
         "A rule that points need not keep: node (tp within a node), heads, vocabulary, layers, ... Repeatable.", python_help=
         "Rules that points need not keep: ['node'] (tp within a node), heads, vocabulary, layers, ..."),
     Option("objective", default="step-time", metavar="NAME,NAME", panel=_SEARCH, help=
-        "What is best: step-time, p90-step-time, tokens-per-second, cost, run-cost=TOKENS, energy, memory-headroom or "
-        "fewest-gpus=RATE. Of several, the points that no other is better than in all."),
+        "What is best: step-time, p90-step-time, tokens-per-second, cost, run-cost=TOKENS, energy, memory-headroom, "
+        "network-price or fewest-gpus=RATE. Of several, the points that no other is better than in all."),
     Option("within", default="0", metavar="SHARE", panel=_SEARCH, help=
         "Simulate all points within this share of the best: 2%, say."),
     Option("top", "whole", 10, metavar="N", panel=_SEARCH, help="Simulate as many of the best points, in their order."),
@@ -39,6 +45,13 @@ SEARCH = (
     Option("screen", "part", metavar="NETWORK", group="networks", panel=_SEARCH, help=
         "Search on this network, such as analytical, and simulate only the best that are found on the one that is asked for. "
         "It proves nothing."),
+    Option("sampler", "choice", choices=("tpe", "cma-es", "random"), metavar="NAME", panel=_SEARCH, help=
+        "Draw points by a sampler of Optuna, tpe, cma-es or random, instead of weighing all: for intervals, such as "
+        "bucket_size=1 MB..200 MB, and spaces that are too large. It proves nothing."),
+    Option("budget", default="200", metavar="N|TIME", panel=_SEARCH, help=
+        "How many points a sampler tries, or for how long: 200, or 60s."),
+    Option("seed", "whole", 0, least=0, metavar="N", panel=_SEARCH, help=
+        "The seed of a sampler: with one job, the same seed finds the same."),
     Option("study", metavar="FILE", panel=_SEARCH, help=
         "A file that keeps what is found, at once. The search goes on where it ended."),
     Option("jobs", "whole", metavar="N", short="-j", panel=_SEARCH, help=
@@ -62,6 +75,11 @@ class SearchOptions:
     top: int = 10
     memory_margin: str | None = None
     screen: Any = None
+    vary_topology: Sequence[str] | None = None
+    network_budget: float | None = None
+    sampler: str | None = None
+    budget: str = "200"
+    seed: int = 0
     study: str | None = None
     jobs: int | None = None
 

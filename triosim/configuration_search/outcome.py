@@ -47,8 +47,8 @@ class Figures:
     """The figures of one simulated step; times of ranks are means over the ranks, in seconds.
 
     ``interval`` is the step time's 90% interval and ``doubts`` what it comes from, each source with its expected error in
-    seconds. ``exposed_communication_s`` is without waiting for partners, which is ``waiting_s`` while nothing is computed. What
-    is not known is None.
+    seconds. ``exposed_communication_s`` is without waiting for partners, which is ``waiting_s`` while nothing is computed.
+    ``network_price`` is that of all links and switches. What is not known is None.
     """
 
     step_time_s: float
@@ -65,10 +65,11 @@ class Figures:
     bubble_fraction: float | None = None
     energy_j: float | None = None
     cost: float | None = None
+    network_price: float | None = None
 
     @classmethod
-    def of(cls, result: Result) -> Figures:
-        """Return the figures of a result."""
+    def of(cls, result: Result, network_price: float | None = None) -> Figures:
+        """Return the figures of a result, on a network of this price."""
         data, found = result.data, result.data.metrics
         return cls(
             step_time_s=data.step_time_s,
@@ -80,6 +81,7 @@ class Figures:
             ),
             waiting_s=math.fsum(share.waiting_s for share in data.exposed_communication),
             launch_wait_s=data.launch_wait_s,
+            network_price=network_price,
             interval=data.step_time_interval_s,
             doubts=tuple((doubt.source, doubt.error_s) for doubt in data.doubts),
             **{} if found is None else {name: getattr(found, name) for name in _METRICS},

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,11 +25,16 @@ from triosim.configuration_search.objectives import Objectives
 from triosim.configuration_search.options import SEARCH, SearchOptions, share
 from triosim.configuration_search.outcome import Outcome
 from triosim.configuration_search.point import Point
+from triosim.configuration_search.sampling.attempt import Try
+from triosim.configuration_search.sampling.budget import Budget
+from triosim.configuration_search.sampling.sampled import SampledSearch
+from triosim.configuration_search.sampling.sampler import TPE, Sampler
 from triosim.configuration_search.spaces.declaration import (
     Declaration,
     of_arguments,
     of_mapping,
     of_texts,
+    of_topology,
     read_space,
     space_of,
     space_of_fingerprint,
@@ -64,7 +70,8 @@ def search(trace: TraceLike | None = None, *, tell: Tell | None = None, **option
     several = {name: said.pop(name) for name in _SEVERAL if isinstance(said.get(name), (list, tuple))}
     declared = declaration_of(chosen).merged(of_mapping(several))
     with declared_space(trace, RunConfig.of(**said), declared, chosen) as space:
-        return SearchResult(run_search(space, validity_of(space), chosen, tell or _silent, jobs=chosen.jobs or 1))
+        validity = None if chosen.sampler else validity_of(space)
+        return SearchResult(run_search(space, validity, chosen, tell or _silent, jobs=chosen.jobs or 1))
 
 
 def declaration_of(options: SearchOptions) -> Declaration:
@@ -86,10 +93,20 @@ def declared_space(
     with tempfile.TemporaryDirectory(prefix="triosim-") as folder:
         arguments = varied_arguments(options.vary_argument or ())
         subject = _subject(trace, base, options.script, tuple(arguments), folder)
+        if options.vary_topology:
+            declared = declared.merged(of_topology(options.vary_topology, _topology_of(base, declared)))
         space = space_of(subject, base, declared.merged(of_arguments(arguments)), margin)
         if options.screen is not None:
             _check_screen(options.screen, space)
-        yield space
+            if options.sampler is not None:
+                raise OptionError("a sampler simulates what it draws", where="--screen", fix="leave one of them out")
+        yield replace(space, network_budget=options.network_budget)
+
+
+def _topology_of(base: RunConfig, declared: Declaration) -> Any:
+    """Return the topology whose keys vary: of several, the first."""
+    axis = declared.axes.get("topology")
+    return base.topology if axis is None else axis.values[0]
 
 
 def _check_screen(network: Any, space: Space) -> None:
@@ -114,9 +131,14 @@ def _subject(
     return subject_of(trace, base)
 
 
-def run_search(space: Space, validity: Validity, options: SearchOptions, tell: Tell, *, jobs: int) -> Searched:
-    """Search a space, from and into the study if there is one. Raises ``OptionError`` for an objective that is not known."""
+def run_search(space: Space, validity: Validity | None, options: SearchOptions, tell: Tell, *, jobs: int) -> Searched:
+    """Search a space, from and into the study if there is one; ``validity`` is not known where a sampler draws the points.
+
+    Raises ``OptionError`` for an objective that is not known.
+    """
     objectives = objectives_of(options)
+    if validity is None:
+        return _sampled(space, objectives, options, tell, jobs)
     tasks: list[Task[Point]] = [Weigh(space), Simulate(space)]
     if options.screen is not None:
         tasks.append(Simulate(space, options.screen))
@@ -125,6 +147,17 @@ def run_search(space: Space, validity: Validity, options: SearchOptions, tell: T
         with _recorded(options.study, space, in_runs, simulate) as (weigh_all, simulate_all):
             screen = screens[0] if screens else None
             return Search(space, validity, objectives, weigh_all, simulate_all, options.top, tell, screen).run()
+
+
+def _sampled(space: Space, objectives: Objectives, options: SearchOptions, tell: Tell, jobs: int) -> Searched:
+    """Search a space by a sampler."""
+    sampler = Sampler(options.sampler or TPE, space, len(objectives.all), options.seed)
+    search = partial(SampledSearch, space, objectives, sampler, Budget.read(options.budget), top=options.top, tell=tell)
+    with processes(Try(space, objectives), jobs=jobs) as (try_all,):
+        if options.study is None:
+            return search(try_all).run()
+        with opened(options.study, space.fingerprint) as study:
+            return search(partial(study.evaluate, try_all, is_enough=_is_timed), study.known).run()
 
 
 @contextmanager

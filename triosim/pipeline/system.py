@@ -29,6 +29,7 @@ from triosim.networks.extensions import TransportNetwork
 from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import Topology
 from triosim.networks.topology.description import SECTIONS
+from triosim.networks.topology.price import prices_of
 from triosim.pipeline.reading import Subject
 from triosim.trace import Trace
 
@@ -168,6 +169,7 @@ def check_sections(topology: Topology) -> None:
     optics_of(topology)
     if "calibration" in topology.sections:
         calibration_of(topology)
+    prices_of(topology)
     conditions_of(topology)
 
 

@@ -15,7 +15,7 @@ SWITCH = {"topology": "switch", "gpus": 4, "bandwidth": "5 GB/s"}
 
 
 def test_every_section_has_a_room_that_parses_it() -> None:
-    assert set(SECTIONS) == {"photonic", "calibration", *KEYS}
+    assert set(SECTIONS) == {"photonic", "calibration", "price", *KEYS}
 
 
 def test_a_section_is_kept_as_it_was_read_and_parsed_when_somebody_asks() -> None:
@@ -37,7 +37,18 @@ def test_other_links_keep_the_sections() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "said"), [("photonic", {"prots": 3}), ("calibration", 5), ("slow_gpus", {"x": 1}), ("events", 7)]
+    ("key", "said"),
+    [
+        ("photonic", {"prots": 3}),
+        ("calibration", 5),
+        ("slow_gpus", {"x": 1}),
+        ("events", 7),
+        ("price", "cheap"),
+        ("price", [1, 2]),
+        ("price", {"links": 2}),
+        ("price", {"switch": 2}),
+        ("price", {"link": 2, "between_nodes": {"link": -1}}),
+    ],
 )
 def test_a_wrong_section_is_found_whoever_needs_it(key: str, said: object) -> None:
     with pytest.raises(TopologyError, match=f"here: {key}"):

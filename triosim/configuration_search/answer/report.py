@@ -52,6 +52,8 @@ def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
         value = point.get(axis)
         assert value is not None
         outcome = found.outcomes.get(point.key)
+        if outcome is None and found.sampled:
+            continue
         if outcome is None:
             rule = broken_rule(found.space, point, rules)
             reason, name = ("not found out", "") if rule is None else (f"not so: {rule.text}", rule.name)
@@ -104,8 +106,8 @@ def held_back_by(figures: Figures) -> str:
 
 
 def certificate(found: Searched) -> str:
-    """Return what is proved; "none" where the search was interrupted, or screened by another network."""
-    if found.interrupted or found.screened or found.best is None:
+    """Return what is proved; "none" where the search was interrupted, screened by another network, or sampled."""
+    if found.interrupted or found.screened or found.sampled or found.best is None:
         return "none"
     within, margin = found.objectives.within, found.space.memory_margin
     said = "none of the points that the memory rule admits is better"
@@ -155,7 +157,8 @@ def as_dict(found: Searched) -> dict[str, Any]:
         "objectives": [one.name for one in found.objectives.all],
         "within": found.objectives.within,
         "memory_margin": found.space.memory_margin,
-        "axes": {axis.name: list(axis.values) for axis in found.space.axes},
+        "axes": dict(axis.plain() for axis in found.space.axes),
+        "sampled": found.sampled,
         "points": found.validity.points,
         "invalid": dict(found.validity.invalid),
         "out_of_memory": found.count("out_of_memory"),

@@ -19,6 +19,7 @@ from triosim.configuration_search.answer.report import (
     reason_of,
 )
 from triosim.configuration_search.exact import Searched
+from triosim.configuration_search.objectives import Objective
 from triosim.configuration_search.outcome import Outcome
 from triosim.configuration_search.point import Point
 from triosim.reports.terminal.console import new_console
@@ -61,19 +62,10 @@ def _facts(found: Searched) -> Iterator[tuple[str, str]]:
 def _best_table(found: Searched) -> RenderableType:
     """Return the best points: a line of figures, and below it the point's settings and what holds it back."""
     has_tokens = all(one.figures is None or one.figures.tokens_per_s for one in found.ranked)
-    columns = (
-        "",
-        "step",
-        "tokens/s" if has_tokens else "samples/s",
-        "MFU",
-        "GiB",
-        "bubble",
-        "exp.",
-        "wait",
-        *_named(found),
-    )
+    others = [one.name for one in _unshown(found)]
+    columns = ("", "step", "tokens/s" if has_tokens else "samples/s", "MFU", "GiB", "bubble", "exp.", "wait", *others)
     rows = [_row(found, number, one) for number, one in enumerate(found.ranked[:SHOWN], 1)]
-    made = table("The best", *columns, rows=rows, main=("step", *_named(found)))
+    made = table("The best", *columns, rows=rows, main=("step", *others))
     title, header, *lines = plain_text(made, width=min(80, new_console().width)).splitlines()
     shown: list[RenderableType] = [Text(title, style="bold"), Text(header, style="dim")]
     for line, outcome in zip(lines, found.ranked, strict=False):
@@ -88,17 +80,21 @@ def _best_table(found: Searched) -> RenderableType:
     return Group(Text(), *shown)
 
 
+def _unshown(found: Searched) -> list[Objective]:
+    """Return the objectives that have no column of their own."""
+    return [one for one in found.objectives.all if one.name not in ("step-time", "tokens-per-second")]
+
+
 def _named(found: Searched) -> list[str]:
     """Return the name of the first objective, if it has no column of its own."""
-    name = found.objectives.all[0].name
-    return [] if name in ("step-time", "tokens-per-second") else [name]
+    return [one.name for one in _unshown(found) if one is found.objectives.all[0]]
 
 
 def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
     figures, memory = outcome.figures, outcome.memory
     assert figures is not None
-    value = found.objectives.all[0].value(figures, memory)
-    extra = [("" if value is None else f"{value:.4g}") for _ in _named(found)]
+    values = [one.value(figures, memory) for one in _unshown(found)]
+    extra = ["" if value is None else f"{value:.4g}" for value in values]
     rate = figures.tokens_per_s
     return [
         f"{number}.",
@@ -159,6 +155,8 @@ def _notes(found: Searched) -> Iterator[str]:
         yield "the search was interrupted: there may be better points"
         if found.best is None and (first := found.next) is not None:
             yield f"all points are weighed before the first is simulated, which would be {_at_least(found, first)}"
+    elif found.sampled and found.best is not None:
+        yield "a sampler drew the points: there may be better ones"
     elif found.screened:
         yield "the points that were simulated are the best on another network: there may be better ones"
     elif found.best is None and found.count("simulated"):

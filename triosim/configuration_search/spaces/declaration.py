@@ -25,11 +25,13 @@ from triosim.config.offload import Offload
 from triosim.config.run_config import option_named
 from triosim.configuration_search.point import Point, Value
 from triosim.configuration_search.spaces.cluster import cluster_of
+from triosim.configuration_search.spaces.interval import Interval
 from triosim.configuration_search.spaces.layout import DATA_PARALLEL, SIZES, multiple
 from triosim.configuration_search.spaces.rules import rules_without
 from triosim.configuration_search.spaces.script import Script
-from triosim.configuration_search.spaces.space import MEMORY_ERROR, Axis, Space
+from triosim.configuration_search.spaces.space import MEMORY_ERROR, PART_OPTION, Axis, Space
 from triosim.configuration_search.spaces.subject import SearchSubject, subject_of, subject_of_script
+from triosim.configuration_search.spaces.topology_axes import DIMENSIONS, TOPOLOGY_KEY, arrangements, mapping_of
 from triosim.errors import OptionError, TriosimError, nearest
 from triosim.extrapolators.core.recompute import check_policy
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
@@ -44,6 +46,8 @@ _MOST_STAGES, _MOST_SAMPLES = 16, 8
 #: Samples from this many tokens on are divided by context parallelism in a default space.
 _LONG = 16384
 
+#: The kinds of options of which an axis may be an interval.
+_NUMERIC = ("whole", "number", "probability", "bytes", "time", "bandwidth")
 #: The axes whose values name something, and what finds it.
 _NAMED: Mapping[str, Callable[[str], object]] = {
     "gpu": catalogue.find,
@@ -75,7 +79,7 @@ def of_texts(varied: Iterable[str], without_rules: Iterable[str] = ()) -> Declar
     axes: dict[str, Axis] = {}
     for text in varied:
         name, separator, values = text.partition("=")
-        name = name.strip().replace("-", "_")
+        name = name.strip().replace("-", "_") if not name.strip().startswith(PART_OPTION) else name.strip()
         if not separator or not name:
             raise OptionError(f"'{text}' is not a name and values", where="--vary", fix="write tp=1,2,4")
         if name in axes:
@@ -128,15 +132,48 @@ def split_values(text: str) -> list[str]:
     return [part.strip() for part in yaml_lines.split_arguments(text)]
 
 
+def of_topology(varied: Iterable[str], topology: Any) -> Declaration:
+    """Return the axes of ``--vary-topology``: ``dims``, or ``KEY=VALUES``. Raises ``OptionError``."""
+    mapping_of(topology)
+    axes: dict[str, Axis] = {}
+    for text in varied:
+        key, separator, values = (part.strip() for part in text.partition("="))
+        if text.strip() == DIMENSIONS:
+            axes |= {name: Axis(name, tuple(found)) for name, found in arrangements(topology)}
+        elif separator and key:
+            name = f"{TOPOLOGY_KEY}{key}"
+            axes[name] = axis_of(name, split_values(values), f"--vary-topology {key}")
+        else:
+            fix = f"write {DIMENSIONS}, or 'bandwidth=25 GB/s..400 GB/s'"
+            raise OptionError(f"'{text}' is not a key and values", where="--vary-topology", fix=fix)
+    return Declaration(axes)
+
+
 def axis_of(name: str, values: Sequence[Any], where: str) -> Axis:
     """Return an axis, its values checked as its option's are, each once. Raises ``OptionError``."""
-    found = tuple(dict.fromkeys(_checked(name, value, where) for value in values))
+    interval = Interval.read(values[0], where) if len(values) == 1 else None
+    if interval is not None and _is_numeric(name):
+        for end in (interval.low, interval.high):
+            checked(name, interval.value(end), where)
+        return Axis(name, (), interval)
+    found = tuple(dict.fromkeys(checked(name, value, where) for value in values))
     if not found:
         raise OptionError("has no values", where=where, fix=f"write {name}=VALUE,VALUE")
     return Axis(name, found)
 
 
-def _checked(name: str, value: Any, where: str) -> Value:
+def _is_numeric(name: str) -> bool:
+    if name in SIZES or name.startswith((PART_OPTION, TOPOLOGY_KEY)):
+        return True
+    return name in (*COMMON, *flags()) and option_named(name).kind in _NUMERIC
+
+
+def checked(name: str, value: Any, where: str) -> Value:
+    """Return a value of an axis, as its option has it. Raises ``OptionError`` for what it cannot be."""
+    if name.startswith((PART_OPTION, TOPOLOGY_KEY)):
+        if not isinstance(value, (str, int, float, bool)) or value == "":
+            raise OptionError(f"'{value}' is not a single value", where=where, fix="give a word or a number")
+        return value
     if name in SIZES:
         return _whole(value, where)
     if name == DATA_PARALLEL:
@@ -187,16 +224,21 @@ def space_of(subject: SearchSubject, base: RunConfig, declared: Declaration, mar
     base = _of_search(subject, base, declared)
     axes = (
         declared.axes
-        if declared.axes.keys() - {"gpus", "gpu", "topology"}
+        if any(not _is_of_system(name) for name in declared.axes)
         else {**default_axes(subject, base, declared), **declared.axes}
     )
     return Space(subject, base, tuple(axes.values()), declared.without_rules, margin)
 
 
+def _is_of_system(name: str) -> bool:
+    return name in ("gpus", "gpu", "topology") or name.startswith(TOPOLOGY_KEY)
+
+
 def _check_of_script(declared: Declaration, script: Script) -> None:
     """Raise ``OptionError`` for an axis that changes the step of a script, which its arguments alone do."""
     for name in declared.axes:
-        decides = name in (*SIZES, DATA_PARALLEL) or (name not in script.varied and option_named(name).of_step)
+        own = name in script.varied or name.startswith((PART_OPTION, TOPOLOGY_KEY))
+        decides = name in (*SIZES, DATA_PARALLEL) or (not own and option_named(name).of_step)
         if decides and name not in ("gpus", "gpu"):
             what = f"'{name}' is what the script makes of its arguments"
             raise OptionError(what, where=f"--vary {name}", fix='vary one of them: --vary-argument "--size=1,2"')
@@ -209,7 +251,7 @@ def space_of_fingerprint(text: str) -> Space:
     script = None if plain["script"] is None else Script.of_plain(plain["script"])
     varied = () if script is None else script.varied
     axes = tuple(
-        Axis(name, tuple(values)) if name in varied else axis_of(name, values, f"axis {name}")
+        Axis(name, tuple(values)) if name in varied else axis_of(name, _listed(values), f"axis {name}")
         for name, values in plain["axes"]
     )
     subject = subject_of(plain["subject"], base) if script is None else subject_of_script(script)
@@ -230,6 +272,8 @@ def _of_search(subject: SearchSubject, base: RunConfig, declared: Declaration) -
 def most_gpus(subject: SearchSubject, base: RunConfig, declared: Declaration) -> int:
     """Return the largest number of GPUs that a point has."""
     axis = declared.axes.get("gpus")
+    if axis is not None and axis.interval is not None:
+        return int(axis.interval.high)
     if axis is not None:
         return max(int(value) for value in axis.values)
     return base.gpus or _topology_gpus(subject, base, declared)

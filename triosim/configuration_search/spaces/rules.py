@@ -14,24 +14,26 @@ from triosim.configuration_search.point import Point, Value
 from triosim.configuration_search.spaces.cluster import cluster_of
 from triosim.configuration_search.spaces.layout import DATA_PARALLEL, Layout
 from triosim.configuration_search.spaces.space import INTERLEAVED, PLAIN, Space
+from triosim.configuration_search.spaces.topology_axes import is_repeated
 from triosim.errors import OptionError, nearest
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A point with what rules look at: its layout, the GPUs of the topology and of a node, and the sizes of the model."""
+    """A point with what rules look at: its layout, the GPUs of the topology and of a node, the network's price, the model."""
 
     point: Point
     space: Space
     layout: Layout
     topology_gpus: int
     node: int
+    network_price: float | None = None
 
     @classmethod
     def of(cls, space: Space, point: Point) -> Candidate:
         """Return the candidate of a point."""
         cluster = cluster_of(space.subject, space.base, point)
-        return cls(point, space, space.layout(point), cluster.gpus, cluster.node)
+        return cls(point, space, space.layout(point), cluster.gpus, cluster.node, cluster.price)
 
     def size(self, name: str) -> int | None:
         """Return a size of the model; None where it has none, or is a trace."""
@@ -123,7 +125,17 @@ def _same(one: Candidate) -> bool:
     layout = one.layout
     alone = layout.dp == 1 and layout.cp == 1
     useless = {"sequence_parallel": layout.tp == 1, "schedule": layout.pp == 1, DATA_PARALLEL: alone}
-    return any(no_effect and not one.is_first(name) for name, no_effect in useless.items())
+    return any(no_effect and not one.is_first(name) for name, no_effect in useless.items()) or is_repeated(one.point)
+
+
+def _price(one: Candidate) -> bool:
+    budget = one.space.network_budget
+    if budget is None:
+        return False
+    if one.network_price is None:
+        fix = "write what links cost under 'price' in the topology's file"
+        raise OptionError("the topology has no prices", where="--network-budget", fix=fix)
+    return one.network_price > budget
 
 
 RULES: tuple[Rule, ...] = (
@@ -132,6 +144,7 @@ RULES: tuple[Rule, ...] = (
     Rule("virtual", f"several virtual stages need a pipeline, and the schedule {INTERLEAVED}", _virtual, required=True),
     Rule("stage", f"the schedule {INTERLEAVED} needs 2 virtual stages or more, unlike {PLAIN}", _one_stage, required=True),
     Rule("groups", f"the schedule {INTERLEAVED} needs a multiple of pp micro-batches", _groups, required=True),
+    Rule("price", "the network costs no more than its budget", _price, required=True),
     Rule("heads", "tp divides the heads of attention", _heads),
     Rule("vocabulary", "tp divides the vocabulary", _vocabulary),
     Rule("layers", "the stages divide the layers, with or without the embedding and the loss as one each", _layers),
