@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from triosim.errors import OptionError
 from triosim.extrapolators.core.memory import LoadActivations, StoreActivations
@@ -47,17 +48,15 @@ class _Unit:
 
 def _stage(stage: Stage, tier: str, number: int) -> Stage:
     """Return a stage with copies of its units' activations."""
-    units = _units(stage)[:-1]
-    if not any(unit.tensors for unit in units):
+    units = _units(stage)
+    if not any(unit.tensors for unit in units[:-1]):
         return stage
     after: dict[int, list[BlockItem]] = {}  # items at the end of a forward block
     before: dict[int, list[BlockItem]] = {}  # and at the start of a backward block
-    everything = _units(stage)
-    for index, unit in enumerate(units):
+    for index, (unit, following) in enumerate(pairwise(units)):
         out, back = (TransferKey(f"{what} {number}", index) for what in (_OUT, _IN))
         storages = frozenset(unit.tensors)
         after.setdefault(unit.forward_end, []).append(StoreActivations(out, tier, unit.nbytes, storages, unit.name))
-        following = everything[index + 1]
         after.setdefault(following.forward_end, []).append(Await(out))
         before.setdefault(following.backward_start, []).append(
             LoadActivations(back, tier, unit.nbytes, storages, unit.name)

@@ -66,6 +66,7 @@ class Framework:
     A key that is ``unmodelled`` changes a step in a way that is not simulated, unless it has its default. One
     ``without_effect`` changes no step; where it ends in a dot or a dash, so do all keys that begin so.
     Settings ``of_script`` are in no file of the framework where it has no key for them: a training script says them.
+    The keys are ``arguments`` of a command, or those of a file of values.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Framework:
     unmodelled: tuple[Option, ...] = ()
     without_effect: frozenset[str] = frozenset()
     of_script: frozenset[str] = frozenset()
+    arguments: bool = False
     _keys: dict[str, Option] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

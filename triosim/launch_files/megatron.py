@@ -363,7 +363,9 @@ TABLE = (
     ),
 )
 
-MEGATRON = Framework("megatron", "Megatron-LM with Megatron-Core 0.16", TABLE, UNMODELLED, WITHOUT_EFFECT)
+MEGATRON = Framework(
+    "megatron", "Megatron-LM with Megatron-Core 0.16", TABLE, UNMODELLED, WITHOUT_EFFECT, arguments=True
+)
 
 
 def as_arguments(values: Mapping[str, Any]) -> list[str]:

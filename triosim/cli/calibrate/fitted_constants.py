@@ -1,8 +1,8 @@
 """The constants that predictions rest on: their values and units, what they rest on, and what fits them again.
 
 Only what was fitted to measurements, or taken from one, is here; a law's own numbers are in its module. The values are those
-in use, so that the list cannot differ from what is predicted. ``fit`` and ``left_out`` are the mean errors that the script
-prints of what a constant was fitted to, and of sources, sizes or GPUs that were left out of the fit.
+in use, so that the list cannot differ from what is predicted. ``fit`` and ``left_out`` are the mean errors (between nodes the
+medians) that the script prints of what a constant was fitted to, and of sources, sizes or GPUs that were left out of the fit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_STEPS = "published steps (docs/validation.md)"
 
 @dataclass(frozen=True, slots=True)
 class FittedConstant:
-    """A constant in use. ``script`` fits it again; ``fit`` and ``left_out`` are mean relative errors, where it prints them."""
+    """A constant in use. ``script`` fits it again; ``fit`` and ``left_out`` are relative errors, where it prints them."""
 
     name: str
     value: float
@@ -111,17 +111,21 @@ _OF_TABLES = {
 }
 
 
+#: The medians that ``validation.internode`` prints below 1 MiB and from there on: in the fit, and of clusters left out of it.
+_SMALL, _LARGE = (0.160, 0.263), (0.093, 0.123)
+
+
 def _between_nodes() -> Iterator[FittedConstant]:
     kinds, shared = internode.constants()
     script, source = "python -m validation.internode", "nccl-tests on clouds (collectives/multi_node)"
     for name, kind in kinds.items():
-        yield FittedConstant(f"hop, {name}", kind.hop * 1e6, "us", source, script, 0.160, 0.263)
-        yield FittedConstant(f"card, {name}", kind.efficiency, "share", source, script, 0.093, 0.123)
-    yield FittedConstant("launch between nodes", shared.launch * 1e6, "us", source, script, 0.160, 0.263)
-    yield FittedConstant("hop, simple protocol", shared.simple_hops, "hops", source, script, 0.160, 0.263)
-    yield FittedConstant("card, low-latency protocol", shared.low_latency_share, "share", source, script, 0.160, 0.263)
-    yield FittedConstant("chunk", shared.chunk / 1e6, "MB", source, script, 0.093, 0.123)
-    yield FittedConstant("hop of a ring", shared.ring_hop, "hops", source, script, 0.160, 0.263)
+        yield FittedConstant(f"hop, {name}", kind.hop * 1e6, "us", source, script, *_SMALL)
+        yield FittedConstant(f"card, {name}", kind.efficiency, "share", source, script, *_LARGE)
+    yield FittedConstant("launch between nodes", shared.launch * 1e6, "us", source, script, *_SMALL)
+    yield FittedConstant("hop, simple protocol", shared.simple_hops, "hops", source, script, *_SMALL)
+    yield FittedConstant("card, low-latency protocol", shared.low_latency_share, "share", source, script, *_SMALL)
+    yield FittedConstant("chunk", shared.chunk / 1e6, "MB", source, script, *_LARGE)
+    yield FittedConstant("hop of a ring", shared.ring_hop, "hops", source, script, *_SMALL)
     yield FittedConstant("peer of an all-to-all", shared.peer * 1e6, "us", source, script)
 
 

@@ -30,6 +30,8 @@ _OF_DATA = (
     *("bucket_size", "first_bucket_size", f"{OPTION}reshard", f"{OPTION}reduce", f"{OPTION}unit", f"{OPTION}prefetch"),
     *(f"{OPTION}parameter_dtype", f"{OPTION}shard_dtype"),
 )
+#: A pipeline of more GPUs is no usual change: Llama 3 405B was trained with 16 (Grattafiori et al. 2024, section 3.3.2).
+_MOST_STAGES = 16
 _POLICIES = ("none", "selective", "save=mm/2,attention", "checkpoint", "full")
 
 
@@ -44,7 +46,7 @@ class Change:
 
 def changes(job: Job, node: int) -> Iterator[Change]:
     """Yield the changes of a job on nodes of so many GPUs."""
-    for axis, most in (("tp", node), ("pp", 16), ("cp", node if job.size("cp") > 1 else 1)):
+    for axis, most in (("tp", node), ("pp", _MOST_STAGES), ("cp", node if job.size("cp") > 1 else 1)):
         for ranks in (job.size(axis) * 2, job.size(axis) // 2):
             if 1 <= ranks <= most:
                 yield Change(axis, f"{axis} {job.size(axis)} -> {ranks}", _resized(axis, ranks))

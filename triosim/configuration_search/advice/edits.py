@@ -49,15 +49,15 @@ def edits(framework: Framework, launch: LaunchFile, before: Job, after: Job) -> 
                 else f"{place}: give it"
             )
         elif value is not None:
-            yield f"{launch.path}: add {'--' if framework.name == 'megatron' else ''}{key} {shown}".rstrip()
+            yield f"{launch.path}: add {'--' if framework.arguments else ''}{key} {shown}".rstrip()
     if not wanted:
         said = sorted(_changed(before, after) & framework.of_script)
         yield from (f"the training script: {name} {after.get(name)}" for name in said)
 
 
 def _shown(framework: Framework, value: Any) -> str:
-    """Return a value as the framework's files have it; an argument that is given has none."""
-    if framework.name == "megatron":
+    """Return a value as the framework's files have it; an argument that is a flag has none."""
+    if framework.arguments:
         return "" if value is True else str(value)
     return json.dumps(value)
 
