@@ -10,7 +10,6 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, SupportsIndex
@@ -100,13 +99,6 @@ class Topology:
         """Return the topology of a description. Raises ``TopologyError`` where a GPU cannot reach another."""
         made = Topology.__new__(Topology)
         made._take(description)
-        return made
-
-    def with_sections(self, sections: Mapping[str, Section]) -> Topology:
-        """Return the same topology with other sections beside, or in place of, those that it has."""
-        made = copy(self)
-        made._mapping = None
-        made.sections = {**self.sections, **sections}
         return made
 
     def with_links(self, change: Callable[[Link], Link]) -> Topology:

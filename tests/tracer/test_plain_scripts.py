@@ -163,8 +163,10 @@ def test_an_optimizer_that_a_graph_could_capture_counts_its_steps_on_the_gpu(dev
 
 
 def test_anomaly_detection_finds_none(device: FakeDevice) -> None:
+    layer = nn.Linear(8, 8).cuda()
     with torch.autograd.detect_anomaly():
-        nn.Linear(8, 8).cuda()(torch.ones(4, 8, device="cuda")).sum().backward()
+        layer(torch.ones(4, 8, device="cuda")).sum().backward()
+    assert layer.weight.grad is not None
 
 
 def test_actions_are_drawn_from_a_policy_and_words_from_a_model(device: FakeDevice) -> None:

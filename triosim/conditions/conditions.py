@@ -105,8 +105,3 @@ class Conditions:
     def heterogeneous(self) -> bool:
         """Whether an operator takes different times on different GPUs."""
         return bool(self.slow_gpus or self.gpu_kinds or self.stragglers)
-
-    @property
-    def changing_speed(self) -> bool:
-        """Whether the speed of a GPU changes during the run."""
-        return bool(self.interference or self.gpu_events)

@@ -30,10 +30,9 @@ def test_a_preset_and_a_shape_say_of_what_nodes_they_are_made() -> None:
     assert same.spec.inter_node.network == "roce"
 
 
-def test_changed_links_and_sections_leave_a_topology_made_of_the_same_nodes() -> None:
+def test_changed_links_leave_a_topology_made_of_the_same_nodes() -> None:
     topology = Topology.load("dgx-a100", gpus=16)
     assert topology.with_links(lambda link: link).outline == topology.outline
-    assert topology.with_sections({}).outline == topology.outline
     slower = [{"from": "gpu0", "to": "node0.switch0", "bandwidth": "1 GB/s"}]
     assert Topology.from_dict({"preset": "dgx-a100", "gpus": 16, "overrides": slower}).outline == topology.outline
 

@@ -50,11 +50,13 @@ def test_tensors_among_numbers_are_read() -> None:
         assert torch.tensor([[one], [unknown]]).shape == (2, 1)
 
 
-def test_the_generator_of_a_gpu_takes_the_state_that_the_gpu_gave() -> None:
+def test_the_generator_of_a_gpu_takes_states_that_the_gpu_and_itself_gave() -> None:
     with FakeDevice("H100"):
         generator = torch.cuda.default_generators[0]
         generator.set_state(torch.cuda.get_rng_state())
-        generator.set_state(generator.get_state())
+        before = generator.get_state()
+        generator.set_state(before)
+        assert torch.equal(generator.get_state(), before)
 
 
 def test_groups_take_the_options_of_nccl_and_have_no_timeouts() -> None:
@@ -64,6 +66,7 @@ def test_groups_take_the_options_of_nccl_and_have_no_timeouts() -> None:
         dist.init_process_group("nccl")
         group = dist.new_group([0, 1], pg_options=options)
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=1), group)
+        assert dist.get_process_group_ranks(group) == [0, 1]
         dist.destroy_process_group()
 
 
