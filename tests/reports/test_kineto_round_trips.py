@@ -95,3 +95,51 @@ def test_times_of_a_simulation_are_not_called_measured(tmp_path: Path) -> None:
     assert faster.step_time_s < triosim.simulate(alone).step_time_s
     with pytest.raises(TraceError, match="holds no measured operator; its times are 'simulated by triosim'"):
         of_trace(alone)
+
+
+METRICS: dict[str, dict[str, Any]] = {
+    **{name: STEPS[name][1] for name in ("ddp", "fsdp", "tp", "pp")},
+    "cp": {**LLAMA, "parallel": "cp=2", "topology": "dgx-h100"},
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_folder_has_the_layers_the_tokens_the_mfu_and_the_memory_of_its_step(tmp_path: Path, name: str) -> None:
+    options = METRICS[name]
+    run = triosim.simulate("llama3-8b", timeline=True, **options)
+    run.save_kineto(tmp_path)
+    found = triosim.simulate(tmp_path, topology=options["topology"])
+    assert found.metrics.tokens_per_s == pytest.approx(run.metrics.tokens_per_s, rel=1e-3)
+    assert found.metrics.hfu == pytest.approx(run.metrics.hfu, rel=0.02)
+    layers = {one.layer: (one.forward_s, one.backward_s, one.optimizer_s) for one in run.data.layers}
+    again = {one.layer: (one.forward_s, one.backward_s, one.optimizer_s) for one in found.data.layers}
+    assert again["lm_head"] == pytest.approx(layers["lm_head"], rel=0.01)
+    assert again["optimizer"][2] == pytest.approx(layers["optimizer"][2], rel=0.01)
+    assert run.memory is not None
+    assert found.memory is not None
+    assert found.memory.fullest.peak_bytes == pytest.approx(run.memory.fullest.peak_bytes, rel=0.04)
+    assert found.title.startswith("llama3-8b, captured on")
+
+
+def test_ranks_without_a_file_are_missed_in_the_title(tmp_path: Path) -> None:
+    triosim.simulate("gpt2", "ddp=4", layers=1, gpu="A100", topology="dgx-a100", timeline=True).save_kineto(tmp_path)
+    (tmp_path / "rank-3.json.gz").unlink()
+    found = triosim.simulate(tmp_path, topology="dgx-a100")
+    assert found.title == "gpt2 (profiles of 3 of 4 ranks), captured on 4 x A100-SXM-80GB, dgx-a100"
+    assert any("ranks 0, 1, 2 were captured; the other rank is assumed" in note for note in found.notes)
+
+
+def test_without_shapes_a_folder_has_its_layers_and_no_memory(tmp_path: Path) -> None:
+    run = triosim.simulate("gpt2", "ddp=2", layers=1, gpu="A100", topology="dgx-a100", timeline=True)
+    run.save_kineto(tmp_path)
+    for path in tmp_path.iterdir():
+        profile = json.loads(gzip.decompress(path.read_bytes()))
+        for event in profile["traceEvents"]:
+            for key in ("Input Dims", "Input type"):
+                event.get("args", {}).pop(key, None)
+        path.write_bytes(gzip.compress(json.dumps(profile).encode()))
+    found = triosim.simulate(tmp_path, topology="dgx-a100")
+    (head,) = (one for one in found.data.layers if one.layer == "lm_head")
+    (own,) = (one for one in run.data.layers if one.layer == "lm_head")
+    assert (head.forward_s, head.backward_s) == pytest.approx((own.forward_s, own.backward_s), rel=0.01)
+    assert "the operators name no tensors: memory is not known" in found.notes

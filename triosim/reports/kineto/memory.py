@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from triosim.memory.world_memory import WorldMemory
 from triosim.reports.kineto.activity import Activity
+from triosim.trace import Operator
 
 
 class Allocation(NamedTuple):
@@ -19,15 +20,27 @@ class Allocation(NamedTuple):
     reserved: int
 
 
+def _calls_of(operators: Sequence[Operator], found: Sequence[Activity]) -> list[Activity]:
+    """Return the activities of operators, in their order; what was added to them, as copies of gradients, is left out."""
+    left = iter(one for one in found if one.operator is not None)
+    calls = []
+    for operator in operators:
+        call = next((one for one in left if one.operator is not None and one.operator.id == operator.id), None)
+        if call is None:
+            break
+        calls.append(call)
+    return calls
+
+
 def memory_events(memory: WorldMemory, rank: int, found: Sequence[Activity]) -> Iterator[Allocation]:
     """Yield the allocations of a rank's last step; none where memory was not followed call by call.
 
     ``found`` is what the rank did.
     """
     last = found[-1].iteration if found else 0
-    calls = [one for one in found if one.operator is not None and one.iteration == last]
     report = memory.report(rank)
-    if len(calls) != len(report.trace.operators):
+    calls = _calls_of(report.trace.operators, [one for one in found if one.iteration == last])
+    if len(calls) < len(report.trace.operators):
         return
     replay = report.replay
     served = {call.number: call for call in replay.calls if call.birth}

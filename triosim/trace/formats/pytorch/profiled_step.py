@@ -110,6 +110,15 @@ class ProfiledStep:
             keys.append(starts.get(operator, keys[-1] if keys else 0.0))
         return [kept[index][1] for index in sorted(range(len(kept)), key=keys.__getitem__)]
 
+    def launched(self) -> dict[int, UnclassifiedOperator]:
+        """Return the operator of the call that launched each work, by the work's ``id()``, once there are operators."""
+        return {
+            id(work): self.by_call[number]
+            for number, found in self._work.items()
+            if number in self.by_call
+            for work in found
+        }
+
     def _converted(self) -> tuple[list[tuple[_Call, UnclassifiedOperator]], dict[int, UnclassifiedOperator]]:
         """Return an operator for every call with its tensors, and the forward operators by sequence number."""
         phases = self._phases()

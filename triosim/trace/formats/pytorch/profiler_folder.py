@@ -15,19 +15,14 @@ from typing import TypeVar
 from triosim.errors import TraceError
 from triosim.input_files.reading import head
 from triosim.trace.formats import tensor_categories
-from triosim.trace.formats.pytorch import (
-    execution_trace,
-    kineto,
-    memory_events,
-    profiler_only,
-    rank_profiles,
-    ranks_batch,
-)
+from triosim.trace.formats.pytorch import execution_trace, kineto, memory_events, profiler_only
 from triosim.trace.formats.pytorch.execution_trace import ExecutionTraceNode
 from triosim.trace.formats.pytorch.kineto import Profile
 from triosim.trace.formats.pytorch.light_profiles import with_light_times
 from triosim.trace.formats.pytorch.partial_steps import check_step
 from triosim.trace.formats.pytorch.profiled_step import ProfiledStep, join, world_of
+from triosim.trace.formats.pytorch.ranks import rank_profiles, samples
+from triosim.trace.formats.pytorch.ranks.rank_calls import INFERRED
 from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Trace
 from triosim.units import format_time
@@ -96,7 +91,7 @@ def read_step(
         nodes = _parsed(lambda path: execution_trace.read(path, on_gpu=bool(full.work)), graph, "PyTorch writes it")
     light = with_light_times(full, [_parsed(kineto.read, path, "PyTorch's profiler writes it") for path in lightly])
     if graph is None:
-        (light or full).software["tensors"] = "inferred from shapes, without an execution trace"
+        (light or full).software["tensors"] = INFERRED
     return _trace(full, light or full, nodes, source, graph or profile, batch_size), light is not None
 
 
@@ -123,7 +118,7 @@ def _trace(
     if not batch:
         raise TraceError("no operator reads an input, so the batch size is unknown", where=str(graph_path))
     if batch_size is None:
-        batch *= ranks_batch.passes([ranks_batch.forward_runs(step)])
+        batch *= samples.passes([samples.forward_runs(step)])
     operators = tensor_categories.build(found, tensor_categories.assign(found, step.hints))
     rows = {one: row for row, one in enumerate(found)}
     spans = join(full, nodes, str(path))
@@ -147,7 +142,7 @@ def _notes_of_rank(step: ProfiledStep) -> Iterator[str]:
     if world > 1:
         left_out = f"its communication ({format_time(step.left_out)}) is left out; " if step.left_out else ""
         part = ""
-        if ranks_batch.works_with_others(step.profile):
+        if samples.works_with_others(step.profile):
             part = "other ranks work on its samples too, so samples/s, tokens/s and MFU are those of its part of the model; "
         yield (
             f"the profile is of rank {rank} of {world}, as one GPU: {left_out}{part}a folder with the profiles of all ranks is "

@@ -52,12 +52,17 @@ _FSDP = ("FSDP::", "FullyShardedDataParallel._")
 _COLLECTIVE = "c10d::"
 
 
-def nodes(profile: Profile, where: str) -> list[ExecutionTraceNode]:
+def has_shapes(profile: Profile) -> bool:
+    """Whether calls say the shapes of their inputs (``record_shapes``)."""
+    return any("Input Dims" in span.arguments for span in profile.calls)
+
+
+def nodes(profile: Profile, where: str, *, needs_shapes: bool = True) -> list[ExecutionTraceNode]:
     """Return a node for each call and annotation, in order of start, and number the profile's spans by them.
 
-    Raises ``TraceError`` when the profile has no shapes.
+    Raises ``TraceError`` when the profile has no shapes and they are needed.
     """
-    if not any("Input Dims" in span.arguments for span in profile.calls):
+    if needs_shapes and not has_shapes(profile):
         raise TraceError(
             "has no shapes, and there is no execution trace next to it",
             where=where,

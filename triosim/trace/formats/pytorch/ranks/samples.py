@@ -18,15 +18,16 @@ from fractions import Fraction
 
 from triosim.trace.autograd import ENGINE_PREFIX
 from triosim.trace.formats import tensor_categories
-from triosim.trace.formats.pytorch import profiler_only
 from triosim.trace.formats.pytorch.kineto import Profile, Work
-from triosim.trace.formats.pytorch.nccl_kernels import Part, purposes_of
-from triosim.trace.formats.pytorch.partial_steps import check_step
 from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
+from triosim.trace.formats.pytorch.ranks.nccl_kernels import Part, purposes_of
+from triosim.trace.formats.pytorch.ranks.rank_calls import RankCalls
 
 #: Words in descriptions of process groups, as PyTorch's device meshes, Megatron-LM and triosim write them.
 _OF_DATA = frozenset(("dp", "ddp", "fsdp", "hsdp", "zero", "data", "replicate", "shard", "ep", "expert"))
 _OF_PARTS = frozenset(("tp", "tensor", "pp", "pipe", "pipeline", "cp", "context", "sp", "sequence", "mp", "model"))
+#: Those of groups that divide each sample.
+_OF_SEQUENCES = frozenset(("cp", "context"))
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
@@ -45,17 +46,13 @@ class RankBatch:
     peers: set[int] = field(default_factory=set)
 
 
-def rank_batch(profile: Profile, parts: Iterable[tuple[Work, Part]], where: str) -> RankBatch:
-    """Return that of a rank. ``parts`` are what its kernels of NCCL carry, with the kernels."""
+def rank_batch(profile: Profile, calls: RankCalls | None, parts: Iterable[tuple[Work, Part]]) -> RankBatch:
+    """Return that of a rank, given its ``calls``. ``parts`` are what its kernels of NCCL carry, with the kernels."""
     samples, runs = 0, Counter[str]()
-    notes: tuple[str, ...] = ()
-    if any("Input Dims" in span.arguments for span in profile.calls):
-        step = ProfiledStep(profile, profiler_only.nodes(profile, where), where)
-        operators = step.operators()
-        notes = tuple(check_step(step, operators, where))
-        samples = tensor_categories.batch_size(operators, step.hints) or 0
-        runs = forward_runs(step)
-    found = RankBatch(samples, runs, notes)
+    if calls is not None and calls.has_shapes:
+        samples = tensor_categories.batch_size(calls.found, calls.step.hints) or 0
+        runs = forward_runs(calls.step)
+    found = RankBatch(samples, runs, () if calls is None else calls.notes)
     forward = _ForwardPasses(profile)
     descriptions = purposes_of(profile.distributed)
     for work, part in parts:
@@ -66,6 +63,11 @@ def rank_batch(profile: Profile, parts: Iterable[tuple[Work, Part]], where: str)
             if _share_samples(descriptions.get(part.group, ""), reduces=reduces):
                 found.together.append(part.members)
     return found
+
+
+def parts_of_samples(groups: Mapping[str, Sequence[Sequence[int]]]) -> int:
+    """Return in how many parts the samples of families of groups are, by their names: of context parallelism."""
+    return max((len(some[0]) for name, some in groups.items() if _words(name) & _OF_SEQUENCES), default=1)
 
 
 def works_with_others(profile: Profile) -> bool:
@@ -138,10 +140,14 @@ def _components(ranks: Mapping[int, RankBatch]) -> Iterator[list[int]]:
 
 
 def _share_samples(description: str, *, reduces: bool) -> bool:
-    words = set(re.findall("[a-z]+", description.lower()))
+    words = _words(description)
     if words & _OF_DATA:
         return False
     return bool(words & _OF_PARTS) or reduces
+
+
+def _words(description: str) -> set[str]:
+    return set(re.findall("[a-z]+", description.lower()))
 
 
 class _ForwardPasses:

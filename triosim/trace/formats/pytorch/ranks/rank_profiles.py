@@ -18,9 +18,10 @@ from typing import Any
 from triosim.errors import TraceError
 from triosim.trace.formats.pytorch.host_waits import HostWaits, blocks
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
-from triosim.trace.formats.pytorch.nccl_kernels import Transfer, purposes_of, transfer_of
 from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, OPTIMIZER_STEP, last_step
-from triosim.trace.formats.pytorch.ranks_batch import RankBatch, rank_batch, samples
+from triosim.trace.formats.pytorch.ranks.nccl_kernels import Transfer, purposes_of, transfer_of
+from triosim.trace.formats.pytorch.ranks.rank_calls import INFERRED, calls_of
+from triosim.trace.formats.pytorch.ranks.samples import RankBatch, parts_of_samples, rank_batch, samples
 from triosim.trace.group_families import GroupFamilies
 from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Mark, Operator, Phase, Trace
@@ -61,6 +62,9 @@ def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
     found = samples(batches, like)
     traces = {rank: replace(trace, batch_size=found.by_rank.get(rank, 1)) for rank, trace in traces.items()}
     complete = len(known) == world
+    if not complete:  # said in the title: what is filled in looks like the rest
+        profiled = f"profiles of {len(known)} of {world} ranks"
+        traces = {rank: replace(trace, model=f"{trace.model} ({profiled})") for rank, trace in traces.items()}
     facts = by_rank[known[0]].facts
     return TaskStreams(
         traces,
@@ -72,7 +76,7 @@ def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
         memory_bound=facts.memory_bound,
         notes=tuple(dict.fromkeys(note for one in batches.values() for note in one.notes)),
         measured_together=True,
-        sample_parts=facts.sample_parts,
+        sample_parts=max(facts.sample_parts, parts_of_samples(families.groups)),
     )
 
 
@@ -99,6 +103,7 @@ class _RankReader:
         self._host_waits = HostWaits(profile)
         self._purposes = purposes_of(profile.distributed)
         self._names = {call.external: call.name for call in profile.calls if call.external is not None}
+        self._calls = calls_of(profile, f"{source}: rank {rank}")
         self._optimizing = sorted(
             (call.start, call.end) for call in profile.calls if call.annotation and call.name.startswith(OPTIMIZER_STEP)
         )
@@ -124,24 +129,27 @@ class _RankReader:
                 self._communicated(work, transfer)
             pending = 0  # a wait before a transfer is that of its own stream for what it sends
         marks = sorted(self._marks, key=lambda mark: mark.position)
-        model, gpu = f"rank {self._rank} of {self._profile.distributed['world_size']}", self._profile.gpu
-        software = self._profile.software
+        profile, calls = self._profile, self._calls
+        model = f"rank {self._rank} of {profile.distributed['world_size']}"
         return Trace(
             tuple(self._operators),
             1,
-            model,
-            gpu,
-            self._profile.times,
-            software=software,
+            calls.model if calls is not None and calls.model != "unknown" else model,
+            profile.gpu,
+            profile.times,
+            software={**profile.software, "tensors": INFERRED}
+            if calls is not None and calls.has_shapes
+            else profile.software,
             source=str(self._source),
             marks=tuple(marks),
+            storages=() if calls is None else calls.storages(self._operators),
         )
 
     def batch(self) -> RankBatch:
         """Return the samples of the rank, and who works on them too."""
         carried = ((work, self._transfers.get(id(work))) for work in self._work)
         parts = [(work, part) for work, transfer in carried if transfer for part in transfer.parts]
-        return rank_batch(self._profile, parts, f"{self._source}: rank {self._rank}")
+        return rank_batch(self._profile, self._calls, parts)
 
     def _on_host(self, wait: Span) -> int:
         """Take a call that waits; return 1 where it lets a stream wait."""
@@ -162,25 +170,34 @@ class _RankReader:
             over = next((one for one in self._unawaited if one[0] <= work.start + _ROUNDING), None)
             if over is not None:
                 self._wait_work(stream, over)
-        seconds = (work.end - work.start) / MICROSECONDS
-        name = self._names.get(work.external, work.name) if work.external is not None else work.name
-        self._operators.append(
-            Operator(
-                position,
-                name,
-                self._phase(work),
-                "",
-                (),
-                (),
-                seconds,
-                host_seconds=self._launched(work),
-                kernels=(work.name,),
-                stream=stream.name,
-            )
-        )
+        self._operators.append(self._operator(work, position, stream.name))
         self._keep(stream, work, position)
         if blocks(work):
             self._marks.append(Mark(position + 1, "synchronize", stream.name))
+
+    def _operator(self, work: Work, position: int, stream: str) -> Operator:
+        """Return a kernel as an operator: what its call says of it, or else its name."""
+        seconds, host_seconds = (work.end - work.start) / MICROSECONDS, self._launched(work)
+        launcher = None if self._calls is None else self._calls.launcher(work, position)
+        if launcher is None:
+            name = self._names.get(work.external, work.name) if work.external is not None else work.name
+            named = name, self._phase(work), "", (), ()
+            return Operator(position, *named, seconds, host_seconds=host_seconds, kernels=(work.name,), stream=stream)
+        call = launcher.call
+        tensors = (call.inputs, call.outputs) if launcher.first else ((), ())
+        return Operator(
+            position,
+            call.name,
+            call.phase,
+            call.layer,
+            *tensors,
+            seconds,
+            host_seconds=host_seconds,
+            forward=launcher.forward,
+            kernels=(work.name,),
+            attributes=call.attributes,
+            stream=stream,
+        )
 
     def _phase(self, work: Work) -> Phase:
         """Return whether the optimizer launched it; a profile of ranks does not say more."""

@@ -1,0 +1,1 @@
+"""The profiles of the ranks of a distributed step."""
