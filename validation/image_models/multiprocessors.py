@@ -72,10 +72,12 @@ def main() -> int:
     off = errors(steps)
     for limit, column in zip(LIMITS, off.T, strict=True):
         print(f"{limit:4.1f} bytes in a clock: {100 * column.mean():.1f}% of {len(steps)} steps")
-    models = np.array([one.model for one in steps])
+    models, left_out = np.array([one.model for one in steps]), np.zeros(len(steps))
     for model in np.unique(models):
         best = int(off[models != model].mean(axis=0).argmin())
+        left_out[models == model] = off[models == model, best]
         print(f"{model:28} left out: {LIMITS[best]:4.1f} bytes, {100 * off[models == model, best].mean():.1f}% off")
+    print(f"{'all':28} left out: {100 * left_out.mean():.1f}% off")
     return 0
 
 

@@ -4,11 +4,11 @@
     python -m validation.steps.constant_fit launch eager|compiled|megatron|te-fp8|deepspeed [ROWS]
     python -m validation.steps.constant_fit call deepspeed [ROWS]
     python -m validation.steps.constant_fit experts grouped [ROWS]
-    python -m validation.steps.constant_fit alignment one|batch [ROWS]
+    python -m validation.steps.constant_fit alignment one [ROWS]
 
 ``energy`` is that of a FLOP of an architecture (``triosim.gpus.energy.HALF``), ``launch`` what a launch costs the host in a
 software stack (``triosim/config/stacks.json``), ``call`` that of a communication alone, ``experts`` how much longer products of
-groups take than one of all rows (``triosim.compute.models.grouped_products``), ``alignment`` how much longer products take
+groups take than one of all rows (``triosim.compute.models.grouped_products``), ``alignment`` how much longer a product takes
 whose rows are not on 16-byte boundaries (``triosim.compute.models.alignment``). Rows are predicted by their plain commands, in
 processes that take another value. Between these the logarithm of a step's time is a straight line in that of the
 constant. Sources count alike, however many rows they have: those of an energy are tables, the others model sizes and GPUs of a
@@ -120,16 +120,15 @@ def grouped_products_of(_: str) -> Constant:
     return Constant(shipped, "times", tables, factors, multiply, _model_of_table)
 
 
-def alignment_of(name: str) -> Constant:
-    """Return how much longer one product takes, or a batch of them, whose rows are not on 16-byte boundaries."""
-    attribute = {"one": "ONE_PRODUCT", "batch": "BATCH_OF_PRODUCTS"}[name]
-    shipped = float(getattr(alignment, attribute))
+def alignment_of(_: str) -> Constant:
+    """Return how much longer one product takes whose rows are not on 16-byte boundaries."""
+    shipped = alignment.ONE_PRODUCT
 
     def multiply(factor: float) -> None:
-        setattr(alignment, attribute, factor * shipped)
+        alignment.ONE_PRODUCT = factor * shipped
 
-    tables = {"one": ("megatron-one-node", "published"), "batch": ("bigscience", "megatron-nodes")}[name]
-    return Constant(shipped, "times", tables, (0.3, 0.6, 0.8, 1.0, 1.25, 1.7), multiply, _model_of_table)
+    tables, factors = ("megatron-one-node", "published"), (0.3, 0.6, 0.8, 1.0, 1.25, 1.7)
+    return Constant(shipped, "times", tables, factors, multiply, _model_of_table)
 
 
 KINDS: dict[str, Callable[[str], Constant]] = {

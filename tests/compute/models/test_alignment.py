@@ -9,7 +9,7 @@ from triosim.compute.models import alignment
 from triosim.compute.models.auto import AutoComputeModel
 from triosim.trace import Operator, Tensor
 
-ONE, BATCH = 3.3, 11.5
+ONE, BATCH = 3.3, 16.0
 
 
 def slowdown(operator: Operator, forward: Operator | None, gpu: str = "A100-SXM-80GB") -> float:

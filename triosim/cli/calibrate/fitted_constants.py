@@ -19,6 +19,7 @@ from triosim.results import uncertainty
 _FIT = "python -m validation.steps.constant_fit"
 _SPREAD = "python -m validation.steps.spread ROWS"
 _IMAGES = "python -m validation.image_models.efficiencies --every 6"
+_TABLES = "python -m validation.operator_constants"
 _OF_STEPS = "published steps (docs/validation.md)"
 
 
@@ -66,12 +67,14 @@ def _of_launches() -> Iterator[FittedConstant]:
 def _of_energy() -> Iterator[FittedConstant]:
     fitted = {"hopper": (0.029, 0.044)}
     for name, one in energy.HALF.items():
-        script = f"{_FIT} energy {name}" if name in ("hopper", "ampere") else ""
+        script = f"{_FIT} energy {name}" if name in ("hopper", "ampere") else _TABLES if name in _OF_PRODUCTS else ""
         errors = fitted.get(name, (None, None))
         yield FittedConstant(f"FLOP, {name}", one.joules * 1e12, "pJ", one.source, script, *errors)
     of_float32 = "float32 products of eight GPUs (NeuSight), each at the clock of its limit"
-    for name, joules in (("before Ada", energy.FLOAT32_OLD), ("from Ada on", energy.FLOAT32_NEW)):
-        yield FittedConstant(f"float32 FLOP, {name}", joules * 1e12, "pJ", of_float32)
+    yield FittedConstant("float32 FLOP, before Ada", energy.FLOAT32_OLD * 1e12, "pJ", of_float32, _TABLES, 0.167, 0.216)
+    yield FittedConstant(
+        "float32 FLOP, from Ada on", energy.FLOAT32_NEW * 1e12, "pJ", of_float32, _TABLES, 0.143, 0.217
+    )
 
 
 def _of_products() -> Iterator[FittedConstant]:
@@ -81,34 +84,38 @@ def _of_products() -> Iterator[FittedConstant]:
     of_rows = "GPTs with 50,257 words on one node of A100s (vTrain)"
     script = f"{_FIT} alignment one 24"
     yield FittedConstant("product off 16 bytes", alignment.ONE_PRODUCT, "times", of_rows, script, 0.072, 0.076)
-    of_heads = "heads of 108 and of 150 features on A100s (BigScience)"
-    script = f"{_FIT} alignment batch"
-    yield FittedConstant("batched products off 16 bytes", alignment.BATCH_OF_PRODUCTS, "times", of_heads, script)
 
 
 def _of_classes() -> Iterator[FittedConstant]:
-    yield FittedConstant("kernel's launch", roofline.LAUNCH_SECONDS * 1e6, "us", "element-wise tables (NeuSight)")
+    of_launch = "element-wise tables (NeuSight)"
+    yield FittedConstant("kernel's launch", roofline.LAUNCH_SECONDS * 1e6, "us", of_launch, _TABLES, 0.072, 0.072)
     for name, one in roofline.DEFAULTS.items():
-        of_images = name not in _OF_TABLES
-        source, script = ("steps of timm's models on an RTX 3090", _IMAGES) if of_images else (_OF_TABLES[name], "")
-        errors = (0.099, 0.121) if of_images else (None, None)
+        if name == "convolution":
+            source, script, errors = "assumed, as products", "", (None, None)
+        else:
+            source, script, errors = _OF_TABLES.get(name) or (
+                "steps of timm's models on an RTX 3090",
+                _IMAGES,
+                (0.099, 0.121),
+            )
         yield FittedConstant(f"{name}, of bandwidth", one.memory, "share", source, script, *errors)
         if name in roofline.ARITHMETIC or "tensor cores" in name:
             yield FittedConstant(f"{name}, of peak", one.compute, "share", source, script, *errors)
     script = "python -m validation.image_models.multiprocessors"
     for name, limit in roofline.MOST_BYTES_IN_A_CLOCK.items():
         source = "image models on one A100 and one V100 (DeepLearningExamples)"
-        yield FittedConstant(f"{name}, of a multiprocessor", limit, "bytes a clock", source, script, 0.064)
+        yield FittedConstant(f"{name}, of a multiprocessor", limit, "bytes a clock", source, script, 0.064, 0.067)
 
 
-#: The classes of ``roofline`` that are not fitted to image models, and what they rest on.
+#: The classes of ``roofline`` that are fitted to tables of operators: these, the script, and what it prints.
 _OF_TABLES = {
-    "product": "tables linear, bmm (NeuSight) and gemm_bf16 (aiconfigurator)",
-    "convolution": "assumed, as products",
-    "attention": "table attention_causal_bf16 (aiconfigurator)",
-    "reduction": "tables ln, softmax (NeuSight)",
-    "elementwise": "table elem (NeuSight)",
+    "product": ("tables linear, bmm (NeuSight) and gemm_bf16 (aiconfigurator)", _TABLES, (0.255, 0.249)),
+    "attention": ("table attention_causal_bf16 (aiconfigurator)", _TABLES, (0.353, 0.351)),
+    "reduction": ("tables ln, softmax (NeuSight)", _TABLES, (0.190, 0.206)),
+    "elementwise": ("table elem (NeuSight)", _TABLES, (0.072, 0.089)),
 }
+#: The architectures whose energy of a FLOP rests on long products alone, of which the same script prints the rates.
+_OF_PRODUCTS = ("volta", "turing", "ada", "blackwell")
 
 
 #: The medians that ``validation.internode`` prints below 1 MiB and from there on: in the fit, and of clusters left out of it.

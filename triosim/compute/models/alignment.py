@@ -2,13 +2,12 @@
 
 Tensor cores are fed 16 bytes at a time (by TMA on Hopper and later, by ``cp.async`` before); where the rows of a factor or of
 the result do not begin on such boundaries, libraries run kernels that load less at a time (NVIDIA, "Matrix Multiplication
-Background User's Guide", section 4.1). Both figures were measured on A100s, with cuBLAS 11; tables of products hold aligned
-ones alone. What they come to on other GPUs follows from what bounds such kernels.
+Background User's Guide", section 4.1). Steps of A100s show both, with cuBLAS 11; tables of products hold aligned ones alone. On
+other GPUs it follows from what bounds such kernels.
 
 - One product waits for its loads, of which a multiprocessor issues as many in a clock on an H100 as on an A100: tensor cores
   that do more FLOPs in a clock wait longer in proportion.
-- A batch of products runs outside of tensor cores: the factor is in proportion to the ratio of the two rates, which is 16 on an
-  A100.
+- A batch of products runs outside of tensor cores: it takes as many times as long as these are faster, 16 times on an A100.
 
 Libraries choose other kernels from version to version: that is in doubt everywhere, and elsewhere than on A100s also whether
 the factor changes as is assumed.
@@ -27,9 +26,6 @@ from triosim.trace import DTYPE_BYTES, Operator
 
 #: One product: with the whole vocabulary of 50,257 that vTrain's GPTs have, whose rows are odd (724 steps on one node).
 ONE_PRODUCT = 3.3
-#: A batch of products: heads of 108 features instead of 144 make BigScience's step of 182B 40% longer, and such products
-#: were 4% of its computing: 11.7 times. By its 200B, with heads of 150 features, it is 11.1 times.
-BATCH_OF_PRODUCTS = 11.5
 #: By what part a factor is expected to be off where it was measured, with one version of cuBLAS. Netflix says that such a
 #: product of the vocabulary takes three times as long ("Scaling LLM post-training at Netflix", 2026).
 ERROR = 0.15
@@ -61,10 +57,9 @@ def slowdown(operator: Operator, forward: Operator | None, gpu: Gpu) -> Slowdown
         return _NONE
     measured = gpus.find(_MEASURED)
     if math.prod(second[:-2]) > 1:
-        known, ratio = BATCH_OF_PRODUCTS, _over_ordinary_cores(gpu) / _over_ordinary_cores(measured)
+        known, factor = _over_ordinary_cores(measured), max(1.0, _over_ordinary_cores(gpu))
     else:
-        known, ratio = ONE_PRODUCT, max(1.0, _flops_in_a_clock(gpu) / _flops_in_a_clock(measured))
-    factor = max(1.0, known * ratio)
+        known, factor = ONE_PRODUCT, ONE_PRODUCT * max(1.0, _flops_in_a_clock(gpu) / _flops_in_a_clock(measured))
     return Slowdown(factor, ERROR + 1.0 - min(factor, known) / max(factor, known))
 
 
