@@ -22,12 +22,19 @@ rank, world = dist.get_rank(), dist.get_world_size()
 torch.cuda.set_device(rank % 8)
 """
 
-#: The last rank computes for a second longer than the others, in which they wait for it.
-STRAGGLER = (
+#: A layer that all ranks have, and its optimizer.
+REPLICATED = (
     SETUP
     + """
 layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
 optimizer = torch.optim.SGD(layer.parameters())
+"""
+)
+
+#: The last rank computes for a second longer than the others, in which they wait for it.
+STRAGGLER = (
+    REPLICATED
+    + """
 for step in range(4):
     before = time.perf_counter()
     layer(torch.randn(4, 8, device="cuda")).sum().backward()
@@ -524,10 +531,8 @@ def test_a_distributed_checkpoint_has_the_shards_of_all_running_ranks(tmp_path: 
 
 #: Of eight ranks two run: the others' numbers are worked out, and what rank 0 alone does changes nothing.
 NUMBERS = (
-    SETUP
+    REPLICATED
     + """
-layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
-optimizer = torch.optim.SGD(layer.parameters())
 for step in range(3):
     layer(torch.randn(4, 8, device="cuda")).sum().backward()
     optimizer.step()
@@ -657,15 +662,13 @@ def test_a_warning_is_shown_once_for_all_ranks_and_names_the_scripts_line(tmp_pa
 
 #: Rank 5 leaves after the two steps in which ranks are compared, or before them; or it is the only one that sends.
 LEAVES = (
-    SETUP
+    REPLICATED
     + """
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
-optimizer = torch.optim.SGD(model.parameters())
 for step in range(5):
     if rank == 5 and step == WHEN:
         print("rank 5 gives up", file=sys.stderr)
         sys.exit(3)
-    model(torch.randn(4, 8, device="cuda")).sum().backward()
+    layer(torch.randn(4, 8, device="cuda")).sum().backward()
     optimizer.step()
 """
 )
