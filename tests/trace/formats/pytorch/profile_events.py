@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+
+import triosim
+from triosim.trace import Trace
 
 Event = dict[str, Any]
 
@@ -11,3 +16,12 @@ def event(category: str, name: str, start: float, length: float, thread: int = 1
     """Return what ran for some time on a thread of the host or a stream of the GPU."""
     where = {"pid": 1, "tid": thread, "ts": start, "dur": length}
     return {"ph": "X", "cat": category, "name": name, **where, "args": about}
+
+
+def read_profile(folder: Path, events: list[Event]) -> Trace:
+    """Write a profile of one GPU, and return the trace that it is read as."""
+    path = folder / "profile.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}), encoding="utf-8")
+    found = triosim.load_trace(path)
+    assert isinstance(found, Trace)
+    return found

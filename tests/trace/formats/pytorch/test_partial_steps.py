@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_events import Event, event
+from profile_events import Event, event, read_profile
 
 import triosim
 from triosim.errors import TraceError
@@ -61,11 +60,7 @@ class Step:
         return self
 
     def trace(self, folder: Path) -> Trace:
-        path = folder / "profile.json"
-        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}), encoding="utf-8")
-        found = triosim.load_trace(path)
-        assert isinstance(found, Trace)
-        return found
+        return read_profile(folder, self.events)
 
     def _add(self, category: str, name: str, start: float, length: float, thread: int, about: dict[str, Any]) -> None:
         self.events.append(event(category, name, start, length, thread, **about))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from profile_events import Event, event, read_profile
 
 import triosim
 from triosim.errors import TraceError
@@ -20,7 +20,7 @@ class File:
     """A profiler file of calls one after the other, ten microseconds each."""
 
     def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         self._moment = 0.0
 
     def call(self, name: str, shapes: list[Any], *, sequence: int | None = None, inside: str | None = None) -> None:
@@ -40,31 +40,15 @@ class File:
             arguments |= {"Input Dims": shapes, "Input type": kinds}
         if sequence is not None:
             arguments |= {"Sequence number": sequence, "Fwd thread id": int(backward)}
-        self.events.append(
-            {
-                "ph": "X",
-                "cat": "cpu_op",
-                "name": name,
-                "pid": 1,
-                "tid": 1,
-                "ts": start,
-                "dur": length,
-                "args": arguments,
-            }
-        )
+        self.events.append(event("cpu_op", name, start, length, **arguments))
 
     def update(self, *shapes: Any) -> None:
         """Add an optimizer's step of one call."""
-        around = {"ph": "X", "cat": "user_annotation", "name": "Optimizer.step#SGD.step", "pid": 1, "tid": 1}
-        self.events.append({**around, "ts": self._moment - 1, "dur": 12.0, "args": {}})
+        self.events.append(event("user_annotation", "Optimizer.step#SGD.step", self._moment - 1, 12.0))
         self.call("aten::_foreach_add_", list(shapes))
 
     def trace(self, folder: Path) -> Trace:
-        path = folder / "profile.json"
-        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}), encoding="utf-8")
-        found = triosim.load_trace(path)
-        assert isinstance(found, Trace)
-        return found
+        return read_profile(folder, self.events)
 
 
 def training() -> File:
@@ -187,8 +171,7 @@ def test_a_transposed_weight_is_no_batch(tmp_path: Path) -> None:
 def test_collectives_and_what_gathers_parameters_take_no_samples(tmp_path: Path) -> None:
     """FSDP gathers 40 elements, of 5 a rank, and copies them out before the layer that uses them."""
     file = File()
-    around = {"ph": "X", "cat": "user_annotation", "name": "FSDP::pre_forward (0)", "pid": 1, "tid": 1}
-    file.events.append({**around, "ts": -1.0, "dur": 52.0, "args": {}})
+    file.events.append(event("user_annotation", "FSDP::pre_forward (0)", -1.0, 52.0))
     file.call("aten::narrow", [[40]])
     file.call("c10d::_allgather_base_", [[40], [5]])
     file.call("aten::split_with_sizes_copy", [[8, 5], [8, 4], [8, 1]])
