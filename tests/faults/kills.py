@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -32,7 +33,7 @@ COMMANDS = {
     "search": f"{_SEARCH} --study out.db -o out.json",
     "run": "run --world 2 --gpu H100 -o out.json train.py",
     "capture": "capture --fake --world 2 -q -o out.json train.py",
-    "convert": "convert trace.json out.json",
+    "convert": "convert large.json out.json.gz",
     "report": "report result.json -o out.html",
 }
 NEED_TORCH = ("run", "capture")
@@ -50,6 +51,7 @@ def prepare(folder: Path) -> None:
     (folder / "train.py").write_text(SCRIPT)
     for command in (
         "describe gpt2 --layers 2 --seq 64 -q -o trace.json",
+        "describe llama3-8b --seq 64 -q -o large.json",
         "simulate trace.json -p ddp -n 2 -q -o result.json --record",
     ):
         subprocess.run([sys.executable, "-m", "triosim", *command.split()], cwd=folder, check=True)
@@ -138,12 +140,12 @@ def _of_session(session: int) -> Iterator[tuple[int, str]]:
 def _broken(folder: Path) -> Iterator[str]:
     for path in folder.glob("out*"):
         try:
-            if path.suffix == ".json":
-                json.loads(path.read_text())
+            if path.suffix in (".json", ".gz"):
+                json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
             elif path.suffix == ".html":
                 assert path.read_text().rstrip().endswith("</html>")
             elif path.suffix == ".db":
                 with closing(sqlite3.connect(path)) as study:
                     assert study.execute("pragma integrity_check").fetchall() == [("ok",)]
-        except (AssertionError, ValueError, sqlite3.Error) as error:
+        except (AssertionError, EOFError, OSError, ValueError, sqlite3.Error) as error:
             yield f"{path.name} is broken: {error!r}"

@@ -123,6 +123,10 @@ _BEGINNINGS = (
     ["calibrate", "network", "trace.json"],
     ["calibrate", "missing", "trace.json"],
     ["calibrate", "measure"],
+    ["calibrate", "launches"],
+    ["calibrate", "collectives"],
+    ["calibrate", "constants"],
+    ["advise", "gpt2", "--layers", "1", "--gpu", "H100", "--like", "trace.json"],
 )
 _VALUES_OF: Mapping[str, tuple[str, ...]] = {
     "FILE": ("out.json", "out.csv", "out.png", "out.html", "out.yaml", "trace.json", "none/out.json"),

@@ -184,6 +184,30 @@ links:
   - {from: gpu2, to: switch0, bandwidth: 10 GB/s, latency: 1 us}
   - {from: gpu3, to: switch0, bandwidth: 10 GB/s, latency: 1 us}
 """
+_MEMORIES = """\
+topology: switch
+nodes: 2
+gpus_per_node: 2
+bandwidth: 450 GB/s
+inter_node: {bandwidth: 50 GB/s, latency: 1 us, gpus_per_nic: 2}
+host: {bandwidth: 50 GB/s, latency: 1 us, gpus_per_link: 2}
+host_memory: {capacity: 2 TB, bandwidth: 490 GB/s}
+nvme: {capacity: 30 TB, read: 50 GB/s, write: 32 GB/s, latency: 100 us}
+expansion: {bandwidth: 50 GB/s, latency: 500 ns, capacity: 4 TB, memory_bandwidth: 200 GB/s}
+pool: {groups: 8, switches: 4, capacity: 4 TB, bandwidth: 256 GB/s, node_bandwidth: 256 GB/s, group_bandwidth: 99 GB/s}
+"""
+_SECTIONS = """\
+preset: dgx-h100
+slow_gpus: {1: 1.5}
+gpu_kinds: {2-3: A100}
+stragglers: {distribution: lognormal, spread: 0.1, seed: 1, every: iteration}
+slow_links: {spread: 0.5, seed: 1}
+events: [{at: 1 us, gpu: 3, slowdown: 2}]
+compute_slowdown: {all_reduce: 1.2}
+collective_slowdown: 1.1
+calibration: none
+photonic: {ports: 4, bandwidth: 100 GB/s, setup: 1 us}
+"""
 _DIMENSIONS = """\
 topology: [Ring, Switch]
 npus_count: [2, 2]
@@ -312,6 +336,17 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind("topology", with_text("topology.yaml", _TOPOLOGY), {"topology.yaml": as_text}, _ON_TOPOLOGY),
     Kind("links", with_text("topology.yaml", _LINKS), {"topology.yaml": as_text}, _ON_TOPOLOGY),
+    Kind("sections", with_text("topology.yaml", _SECTIONS), {"topology.yaml": as_text}, _ON_TOPOLOGY),
+    Kind(
+        "memories",
+        with_text("topology.yaml", _MEMORIES),
+        {"topology.yaml": as_text},
+        (
+            "topology topology.yaml",
+            "simulate trace.json -p zero2 -n 4 --offload optimizer=nvme -t topology.yaml -o out.json",
+            "memory trace.json -p fsdp -n 4 --offload parameters=pool,optimizer=host -t topology.yaml",
+        ),
+    ),
     Kind("dimensions", with_text("topology.yaml", _DIMENSIONS), {"topology.yaml": as_text}, _ON_TOPOLOGY),
     Kind(
         "chakra",
