@@ -5,8 +5,8 @@ assumptions of the size that is commonly measured: NVLink and NVSwitch 1 us from
 
 Between nodes there is one fabric that is never a bottleneck itself: a GPU (or the GPUs that share a network card)
 enters it by a link of the card's speed. Every node has a host memory that its GPUs reach over PCIe. How large and how fast that
-and the drives are is said where documents say it. How many GPUs and network cards a node with PCIe boards has is an
-assumption: servers of many makes have them.
+and the drives are is said where documents say it, for each socket: a process has its memory at the CPU that its GPU is linked
+to. How many GPUs and network cards a node with PCIe boards has is an assumption: servers of many makes have them.
 """
 
 from __future__ import annotations
@@ -40,17 +40,21 @@ def _drives(capacity: float, read: float, write: float) -> Drives:
 
 # Two EPYC 7742 with 8 channels of DDR4-3200 each, four PCIe switches, each with two GPUs and one x16 link to a CPU; 8 x 3.84 TB
 # of PCIe 4 drives, 50 GB/s peak (NVIDIA, DGX A100 user guide and data sheet of the 640 GB system; 4 GB/s a drive of writes).
-_DGX_A100 = NodeMemories(HostLink(25 * GB, US, gpus_per_link=2), _dram(2, 409.6), _drives(30.7, 50, 32))
+_DGX_A100 = NodeMemories(
+    HostLink(25 * GB, US, gpus_per_link=2, gpus_per_host=4), _dram(1, 204.8), _drives(15.35, 25, 16)
+)
 # Two Xeon 8480C with 8 channels of DDR5-4800 each, an x16 link for each GPU (504 GB/s for all: NVIDIA's MLPerf submissions);
 # drives as in a DGX A100 (DGX H100 user guide).
-_DGX_H100 = NodeMemories(HostLink(50 * GB, US), _dram(2, 614.4), _drives(30.7, 50, 32))
+_DGX_H100 = NodeMemories(HostLink(50 * GB, US, gpus_per_host=4), _dram(1, 307.2), _drives(15.35, 25, 16))
 # Two Xeon 8570 with 8 channels of DDR5-5600 each (DGX B200 user guide).
-_DGX_B200 = NodeMemories(HostLink(50 * GB, US), _dram(2, 716.8), _drives(30.7, 50, 32))
+_DGX_B200 = NodeMemories(HostLink(50 * GB, US, gpus_per_host=4), _dram(1, 358.4), _drives(15.35, 25, 16))
 # Two Xeon 8168 with 6 channels of DDR4-2666 each; 16 GPUs together have 48 GB/s to host memory, 3 each, and 25 GB/s from the
 # drives (Rajbhandari et al. 2021, ZeRO-Infinity, figure 2b): four x16 links. Writes of the drives are an assumption.
-_DGX_2 = NodeMemories(HostLink(12.5 * GB, US, gpus_per_link=4), _dram(1.5, 256), _drives(30.7, 25.6, 16))
+_DGX_2 = NodeMemories(
+    HostLink(12.5 * GB, US, gpus_per_link=4, gpus_per_host=8), _dram(0.75, 128), _drives(15.35, 12.8, 8)
+)
 # Two Xeon E5-2698 v4 with 4 channels of DDR4-2133 each, and four PCIe switches; its drives are SATA (DGX-1 user guide).
-_DGX_1 = NodeMemories(HostLink(12.5 * GB, US, gpus_per_link=2), _dram(0.512, 136.5))
+_DGX_1 = NodeMemories(HostLink(12.5 * GB, US, gpus_per_link=2, gpus_per_host=4), _dram(0.256, 68.25))
 # A Grace with 480 GB of LPDDR5X, 512 GB/s peak, for one GPU or two; NVLink-C2C 450 GB/s peak (NVIDIA Grace CPU data sheet).
 _GRACE = NodeMemories(HostLink(450 * GB, US), _dram(0.48, 512))
 _GRACE_PAIR = NodeMemories(HostLink(225 * GB, US, gpus_per_host=2), _dram(0.48, 512))

@@ -272,13 +272,13 @@ def test_the_command_says_in_one_line_what_cannot_be_offloaded(
 
 
 def test_memory_alone_checks_what_the_memory_of_the_topology_can_take(capsys: pytest.CaptureFixture[str]) -> None:
-    """Eight ranks keep 8.03e9 parameters: 2 bytes each of parameters and gradients, and 4 of two states."""
+    """Eight ranks keep 8.03e9 parameters: 2 bytes each of parameters and gradients, and 4 of two states. A socket has four."""
     asked = ["memory", "llama-3.1-8b", "--seq", "512", "--gpu", "H100", "--parallel", "fsdp", "--offload"]
     both = "optimizer=host,parameters=host"
-    for capacity, status in (("64 GB", 2), ("65 GB", 0)):
+    for capacity, status in (("32 GB", 2), ("33 GB", 0)):
         topology = f"dgx-h100(host_memory={{capacity: {capacity}, bandwidth: 400 GB/s}})"
         assert run([*asked, both, "-t", topology, "-q"]) == status
-    assert "64.2 GB are offloaded to host0, and this host memory holds 64.0 GB" in capsys.readouterr().err
+    assert "32.1 GB are offloaded to host0, and this host memory holds 32.0 GB" in capsys.readouterr().err
     assert run([*asked, "optimizer=host,parameters=pool", "-q"]) == 2
     assert "dgx-h100 has no memory pool; give a topology that has it" in capsys.readouterr().err
 

@@ -86,9 +86,9 @@ def test_each_node_and_each_superchip_has_its_own_host() -> None:
     topology = Topology.load("gb200-nvl4", gpus=8)
     assert [topology.memory_of(gpu, "host") for gpu in range(8)] == [f"host{gpu // 2}" for gpu in range(8)]
     nodes = Topology.load("dgx-a100", gpus=16)
-    assert [nodes.memory_of(gpu, "nvme") for gpu in (0, 7, 8)] == ["nvme0", "nvme0", "nvme1"]
+    assert [nodes.memory_of(gpu, "nvme") for gpu in (0, 3, 4, 8)] == ["nvme0", "nvme0", "nvme1", "nvme2"]
     assert nodes.memory_of(0, "expansion") is None
-    assert nodes.memories["host0"].capacity == 2e12
+    assert nodes.memories["host0"].capacity == 1e12
 
 
 def test_a_file_of_nodes_and_links_says_what_memories_they_are() -> None:

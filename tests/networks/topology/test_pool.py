@@ -204,7 +204,7 @@ def test_a_pool_is_one_memory_of_all_groups_for_all_nodes() -> None:
                              "node_bandwidth: 200 GB/s, group_bandwidth: 50 GB/s})")  # fmt: skip
     assert {topology.memory_of(rank, "pool") for rank in range(16)} == {"pool0"}
     assert topology.memories["pool0"].capacity == 16e12
-    assert topology.memory_of(9, "nvme") == "nvme1"
+    assert topology.memory_of(9, "nvme") == "nvme2"  # a host is a socket
     assert topology.mapping is not None
     assert Topology.from_dict(topology.mapping).memories == topology.memories
 

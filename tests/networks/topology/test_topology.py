@@ -122,8 +122,7 @@ def test_a_preset_grows_by_whole_nodes() -> None:
     for asked, gpus in ((1, 8), (8, 8), (9, 16), (1024, 1024)):
         assert len(Topology.load("dgx-h100", gpus=asked).gpus) == gpus
     two = Topology.load("dgx-h100", gpus=16)
-    assert two.host_of(7) == "host0"
-    assert two.host_of(8) == "host1"
+    assert [two.host_of(rank) for rank in (3, 4, 7, 8)] == ["host0", "host1", "host1", "host2"]  # sockets
     assert [link.name for link in two.route(1, 9)] == ["gpu1->fabric", "fabric->gpu9"]
     assert len(Topology.load("dgx-h100(gpus=16)").gpus) == 16
 
