@@ -54,9 +54,11 @@ SEARCH = (
         "The seed of a sampler: with one job, the same seed finds the same."),
     Option("study", metavar="FILE", panel=_SEARCH, help=
         "A file that keeps what is found, at once. The search goes on where it ended."),
+    Option("executor", "choice", "local", choices=("local", "ray"), metavar="NAME", panel=_SEARCH, help=
+        "What works on points: processes of this machine, or ray, the workers of a Ray cluster that runs."),
     Option("jobs", "whole", metavar="N", short="-j", panel=_SEARCH, help=
         "Points that are worked on at once. By default as many as there are cores.", python_help=
-        "Processes, which work on a point each. By default 1: this one."),
+        "Processes, which work on a point each. By default 1: this one. With ray, by default all processors of the cluster."),
 )
 # fmt: on
 
@@ -81,6 +83,7 @@ class SearchOptions:
     budget: str = "200"
     seed: int = 0
     study: str | None = None
+    executor: str = "local"
     jobs: int | None = None
 
     @classmethod

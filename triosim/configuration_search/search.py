@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from triosim.configuration_search.objectives import Objectives
 from triosim.configuration_search.options import SEARCH, SearchOptions, share
 from triosim.configuration_search.outcome import Outcome
 from triosim.configuration_search.point import Point
+from triosim.configuration_search.ray_workers import on_ray
 from triosim.configuration_search.sampling.attempt import Try
 from triosim.configuration_search.sampling.budget import Budget
 from triosim.configuration_search.sampling.sampled import SampledSearch
@@ -44,7 +45,8 @@ from triosim.configuration_search.spaces.script import Script, varied_arguments
 from triosim.configuration_search.spaces.space import MEMORY_ERROR, Space
 from triosim.configuration_search.spaces.subject import SearchSubject, subject_of, subject_of_script
 from triosim.configuration_search.study import damage_named, opened, shown
-from triosim.configuration_search.workers import Task, processes
+from triosim.configuration_search.workers import Evaluate as EvaluateAll
+from triosim.configuration_search.workers import One, Task, processes
 from triosim.errors import OptionError
 from triosim.pipeline.reading import TraceLike
 
@@ -92,6 +94,8 @@ def declared_space(
     margin = MEMORY_ERROR if options.memory_margin is None else share(str(options.memory_margin), "--memory-margin")
     with tempfile.TemporaryDirectory(prefix="triosim-") as folder:
         arguments = varied_arguments(options.vary_argument or ())
+        if options.script is not None and options.executor != "local":
+            raise OptionError("captures are files of this machine", where="--executor", fix="leave it out for a script")
         subject = _subject(trace, base, options.script, tuple(arguments), folder)
         if options.vary_topology:
             declared = declared.merged(of_topology(options.vary_topology, _topology_of(base, declared)))
@@ -142,18 +146,27 @@ def run_search(space: Space, validity: Validity | None, options: SearchOptions, 
     tasks: list[Task[Point]] = [Weigh(space), Simulate(space)]
     if options.screen is not None:
         tasks.append(Simulate(space, options.screen))
-    with processes(*tasks, jobs=jobs) as (weigh, simulate, *screens):
+    with _executed(options, *tasks, jobs=jobs) as (weigh, simulate, *screens):
         in_runs: Evaluate = partial(weigh, shared=partial(shards, space))
         with _recorded(options.study, space, in_runs, simulate) as (weigh_all, simulate_all):
             screen = screens[0] if screens else None
             return Search(space, validity, objectives, weigh_all, simulate_all, options.top, tell, screen).run()
 
 
+def _executed(
+    options: SearchOptions, *tasks: Task[One], jobs: int
+) -> AbstractContextManager[Sequence[EvaluateAll[One]]]:
+    """Give what evaluates points by tasks: so many processes, or the workers of a Ray cluster."""
+    if options.executor == "ray":
+        return on_ray(*tasks, jobs=options.jobs)
+    return processes(*tasks, jobs=jobs)
+
+
 def _sampled(space: Space, objectives: Objectives, options: SearchOptions, tell: Tell, jobs: int) -> Searched:
     """Search a space by a sampler."""
     sampler = Sampler(options.sampler or TPE, space, len(objectives.all), options.seed)
     search = partial(SampledSearch, space, objectives, sampler, Budget.read(options.budget), top=options.top, tell=tell)
-    with processes(Try(space, objectives), jobs=jobs) as (try_all,):
+    with _executed(options, Try(space, objectives), jobs=jobs) as (try_all,):
         if options.study is None:
             return search(try_all).run()
         with opened(options.study, space.fingerprint) as study:

@@ -72,7 +72,7 @@ def _together(
     *,
     shared: Callable[[One], Hashable] | None = None,
 ) -> Iterator[tuple[One, Outcome]]:
-    todo = iter(([point] for point in points) if shared is None else _runs(points, shared))
+    todo = iter(([point] for point in points) if shared is None else runs(points, shared))
     for worker in workers:
         worker.forget()
     while True:
@@ -86,7 +86,7 @@ def _together(
             yield busy[ready].answer()  # type: ignore[index]
 
 
-def _runs(points: Iterable[One], shared: Callable[[One], Hashable]) -> Iterator[list[One]]:
+def runs(points: Iterable[One], shared: Callable[[One], Hashable]) -> Iterator[list[One]]:
     """Yield the points that follow each other and have one key, some at a time."""
     for _, group in groupby(points, shared):
         while run := list(islice(group, _MOST_IN_A_RUN)):
@@ -154,11 +154,12 @@ def _work(connection: Connection, tasks: Sequence[Task[Any]]) -> None:
         while True:
             task, points = connection.recv()
             for point in points:
-                connection.send(_answer(tasks[task], point))
+                connection.send(answer(tasks[task], point))
                 collect()
 
 
-def _answer(task: Task[Any], point: Any) -> object:
+def answer(task: Task[Any], point: Any) -> object:
+    """Return what a task finds, or the error that ends the search."""
     try:
         return task(point)
     except TriosimError as error:
