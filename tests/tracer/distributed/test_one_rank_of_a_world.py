@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from triosim.errors import OptionError  # noqa: E402
 from triosim.trace import Communication, Trace  # noqa: E402
+from triosim.tracer.distributed.wrappers import ddp  # noqa: E402
 from triosim.tracer.fake_device import FakeDevice, fake_capture  # noqa: E402
 
 WIDTH, HIDDEN, BATCH, LAYERS = 16, 64, 8, 3
@@ -110,6 +111,20 @@ def test_ddp_reduces_each_gradient_once_and_waits_for_each_bucket(options: dict[
     assert max(issued) < first_wait <= last + 1
 
 
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}])
+def test_a_build_with_cuda_reduces_the_same_and_asks_no_driver(
+    options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = captured(lambda: steps(DistributedDataParallel(network(), bucket_cap_mb=0.01)))
+    monkeypatch.setattr(ddp, "HAS_CUDA", True)
+    found, _ = captured(lambda: steps(DistributedDataParallel(network(), bucket_cap_mb=0.01, **options)))
+    assert [one.nbytes for one in communications(found)] == [one.nbytes for one in communications(expected)]
+    assert [(mark.kind, mark.position) for mark in found.marks] == [
+        (mark.kind, mark.position) for mark in expected.marks
+    ]
+
+
+@pytest.mark.skipif(ddp.HAS_CUDA, reason="there a static graph is taken for another one")
 @pytest.mark.parametrize("skip", [1, 2])
 def test_ddp_with_a_static_graph_says_that_its_second_step_is_not_like_the_later_ones(skip: int) -> None:
     with fake_capture("H100-SXM", world=2, skip=skip) as capture:

@@ -11,7 +11,8 @@ gates, the cell state of an LSTM, the reset part of a GRU's candidate, and the o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,12 +94,24 @@ def _kernel(kind: str, plain: Any, run: Callable[[_RnnCall], Any], *, packed: bo
         if not _is_acceptable(
             data
         ):  # PyTorch's decomposition, which is what the operator is on any device without cuDNN
-            return plain._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, data, *others)
+            with _no_cudnn():
+                return plain._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, data, *others)
         states, weights, _, _, _, trains, both, *batch_first = others[1:] if packed else others
         states = tuple(states) if isinstance(states, (list, tuple)) else (states,)
         return run(_RnnCall(kind, data, states, tuple(weights), 2 if both else 1, trains, any(batch_first), packed))
 
     return kernel
+
+
+@contextmanager
+def _no_cudnn() -> Iterator[None]:
+    """Let PyTorch not ask for a real cuDNN, which a build with CUDA has."""
+    enabled = torch.backends.cudnn.enabled
+    torch._C._set_cudnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(enabled)
 
 
 def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:

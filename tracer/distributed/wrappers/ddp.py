@@ -25,6 +25,8 @@ from triosim.tracer.recorder.recorder import Recorder
 
 #: With ``static_graph`` the buckets are built in the order of the gradients after this many forward passes.
 _PASSES_BEFORE_BUCKETS = 2
+#: Whether this build of PyTorch has CUDA. (While a script runs on a fake GPU it seems so.)
+HAS_CUDA = torch.backends.cuda.is_built()
 
 
 class _NoLogger:
@@ -63,6 +65,8 @@ def _patches_of_the_wrapper(recorder: Recorder, calls: CommunicationCalls, bucke
 
     @wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        if kwargs.get("static_graph") and HAS_CUDA:
+            kwargs["static_graph"] = False  # (``_patches_without_timer``)
         make(self, *args, **kwargs)
         self.logger = _NoLogger()
         calls.groups.reduces_gradients(self.process_group.group_name)
@@ -103,11 +107,23 @@ def _patches_of_the_reducer(recorder: Recorder, calls: CommunicationCalls, bucke
             calls.wait(number)
         return result
 
+    if HAS_CUDA:
+        yield from _patches_without_timer(reducer)
     yield Patch(dist, "_register_comm_hook", _register_comm_hook)
     yield Patch(reducer, "_rebuild_buckets", _rebuild_buckets)
     yield Patch(dist, "_broadcast_coalesced", _broadcast_coalesced)
     yield Patch(dist, "_verify_params_across_processes", lambda *_, **__: None)
     yield Patch(module, "_verify_param_shape_across_processes", lambda *_, **__: None)
+
+
+def _patches_without_timer(reducer: Any) -> Iterator[Patch]:
+    """Yield patches by which the reducer of a build with CUDA takes no times, which would ask the driver for events.
+
+    It takes them from the first forward pass on that it is told of, and needs to be told of those only where the graph is
+    static (reducer.cpp, ``should_collect_runtime_stats``, ``static_graph_first_iteration``), which is taken for another one.
+    """
+    yield Patch(reducer, "prepare_for_forward", lambda self: None)
+    yield Patch(module.DistributedDataParallel, "_set_static_graph", lambda self: None)
 
 
 def _all_reduce(group: Any, bucket: Any) -> Any:
