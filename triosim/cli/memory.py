@@ -49,6 +49,8 @@ _OF_TRACE = {"trace_format", *(name for name, option in COMMON.items() if option
 OPTIONS = (
     o.CONFIG,
     o.SAVE_CONFIG,
+    o.LIKE,
+    o.IGNORE_UNKNOWN,
     Option("gpu", "file", metavar="NAME", panel=SYSTEM, help="The GPU that the step runs on. By default the trace's."),
     Option("capacity", "bytes", metavar="SIZE", panel=SYSTEM, unit="bytes", help=
         "The memory of a GPU, if not the catalogue's: 80GiB."),
@@ -97,6 +99,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     [cyan]triosim memory trace.json --gpu H100 --plot memory.png[/]
     [cyan]triosim memory trace.json --capacity 24GiB --allocator expandable_segments:True[/]
     [cyan]triosim memory trace.json -p fsdp=8,pp=4 --schedule 1f1b --recompute full --gpu H100[/]
+    [cyan]triosim memory llama3-70b --like job.toml --gpus 64[/]
     [cyan]triosim memory streams.json.gz --rank 8 --snapshot memory.pickle[/]
     """
     run = configured("memory", trace, given, OPTIONS)

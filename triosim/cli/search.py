@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from triosim.configuration_search.outcome import Outcome
 
 document = LaterModule("reports.page.document")
+like = LaterModule("configuration_search.spaces.like")
 pages = LaterModule("configuration_search.answer.page")
 points = LaterModule("configuration_search.point")
 pictures = LaterModule("configuration_search.answer.picture")
@@ -41,6 +42,10 @@ _LEFT_OUT = ("gpus", "gpu", "batch_size", "iterations", "fail_on_oom", "links", 
 # fmt: off
 OPTIONS = (
     o.CONFIG,
+    replace(o.LIKE, help=
+        "A launch file of the job to search for, as 'triosim simulate' takes it: its model, batch and dtypes stay, and how it "
+        "is divided varies, unless --vary says what does."),
+    o.IGNORE_UNKNOWN,
     Option("gpus", metavar="N,N", short="-n", panel=PARALLELISM, help=
         "The number of GPUs, or several: 32,64. By default all GPUs of the topology."),
     replace(COMMON["gpu"], kind="text", metavar="NAME,NAME", panel=TIMES, help="The GPU, or several: H100,H200."),
@@ -69,6 +74,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
 
     [cyan]triosim search llama3-70b --gpus 64 --topology "dgx-h100(gpus=64)" --global-batch-size 256 --seq 8192[/]
     [cyan]triosim search trace.json --gpus 8,16,32 --objective cost --study study.db --jobs 4[/]
+    [cyan]triosim search llama3-70b --like job.toml --gpus 64[/]
     [cyan]triosim search --script "train.py --layers 8" --vary-argument "--tp=1,2,4" --gpus 8[/]
     [cyan]triosim search llama3-8b --gpus 64 --global-batch-size 256 --export launch --for megatron[/]
     [cyan]triosim search llama3-8b --gpus 16 -p fsdp=16 --vary "bucket_size=1 MB..200 MB" --sampler tpe --budget 60s[/]
@@ -88,11 +94,18 @@ def command(trace: TracePath = None, **given: Any) -> None:
     options, fixed = _several(options, given)
     names = [option for option in OPTIONS if option.name not in ("gpus", "gpu")]
     run = configured("simulate", trace or options.script, {**fixed, "save_config": None}, names, shown="search")
+    declared = searches.declaration_of(options)
+    if run.like is not None:
+        several = [name for name in ("gpus", "gpu") if name in declared.axes]
+        if several:
+            raise OptionError("a launch file is of one cluster", where=f"--{several[0]}", fix="give one value")
+        common = like.of_all_points(run.subject, run.config, declared=bool(declared.axes))
+        run = replace(run, config=common)
     run.check_outputs(given["output"], options.study, given["plot"], given["report"])
     if options.script is not None and given["export"] is not None:
         raise OptionError("a script has no options to export", where="--export", fix="leave it out")
     subject = trace if options.script is not None else run.subject
-    with searches.declared_space(subject, run.config, searches.declaration_of(options), options) as space:
+    with searches.declared_space(subject, run.config, declared, options) as space:
         validity = None if options.sampler else rules.validity_of(space)
         if validity is not None and not given["quiet"]:
             print(f"triosim: {_counted(validity)}", file=sys.stderr)

@@ -138,8 +138,26 @@ def _of_launch_file(path: str, subject: str, said: Mapping[str, Any], *, ignore_
     found = launch_reading.read_launch_file(path, model, ignore_unknown=ignore_unknown)
     for one in found.ignored:
         print(f"triosim: ignored: {one.where}: {one.what}", file=sys.stderr)
+    _note_what_is_unsaid(found, model, said)
     batch = {"micro_batches", "global_batch_size"} if said.keys() & {"batch_size", "global_batch_size"} else set[str]()
     return {name: value for name, value in found.options.items() if name not in batch}
+
+
+def _note_what_is_unsaid(found: Any, model: Any, said: Mapping[str, Any]) -> None:
+    """Say what a launch file leaves to the training script, and what is simulated of that where nobody says more."""
+    if not model.described:
+        return
+    batched = said.keys() & {"batch_size", "global_batch_size"}
+    shown = []
+    for name in found.unsaid:
+        if name in said or (batched and name in ("micro_batches", "micro_batch_size")):
+            continue
+        usual = {"seq": model.size("sequence"), "micro_batch_size": 1, "micro_batches": 1}
+        value = usual.get(name, option_named(name).default)
+        shown.append(f"{option_named(name).where} ({value if value is not None else 'as the stack has it'})")
+    if shown:
+        text = f"does not say {', '.join(shown)}: give what the training script does"
+        print(f"triosim: note: {found.path} {text}", file=sys.stderr)
 
 
 def chosen(own: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:

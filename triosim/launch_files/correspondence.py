@@ -46,6 +46,11 @@ class Given:
 Settings = Mapping[str, Any]
 
 
+def switches(*names: str) -> tuple[Option, ...]:
+    """Return keys that are yes or no, and no by default."""
+    return tuple(Option(name, "flag", False) for name in names)
+
+
 @dataclass(frozen=True, slots=True)
 class Correspondence:
     """Some keys of a framework and the settings that they stand for; ``option`` is what documents call these.
@@ -75,6 +80,7 @@ class Framework:
     unmodelled: tuple[Option, ...] = ()
     without_effect: frozenset[str] = frozenset()
     of_script: frozenset[str] = frozenset()
+    architectures: frozenset[str] = frozenset()
     arguments: bool = False
     _keys: dict[str, Option] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -84,6 +90,12 @@ class Framework:
         if not self._keys:
             self._keys.update({key.name: key for row in self.table for key in row.keys})
         return self._keys
+
+    def trains(self, model: ModelSizes, *, has_tokens: bool) -> bool:
+        """Whether the framework trains a model; of a trace only whether its samples have tokens is known."""
+        if not self.architectures:
+            return True
+        return model.architecture in self.architectures if model.described else has_tokens
 
     def written(self, job: Job) -> dict[str, Any]:
         """Return the values of keys for a job, in the order of the table; None stands for a key that is left out."""

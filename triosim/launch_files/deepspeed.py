@@ -13,7 +13,7 @@ from typing import Any
 
 from triosim.config import Option
 from triosim.config.offload import Offload
-from triosim.launch_files.correspondence import Correspondence, Framework, Given, Settings
+from triosim.launch_files.correspondence import Correspondence, Framework, Given, Settings, switches
 from triosim.launch_files.job import Job, offload_text
 
 _Z = "zero_optimization."
@@ -80,7 +80,7 @@ def read_offload(given: Given, optimizer: Option, parameters: Option) -> Setting
     if tiers[1] is not None and tiers[0] is None:
         what = "parameters that the CPU updates, with the optimizer on the GPU, are not simulated"
         raise given.refused(parameters.name, what, "offload the optimizer too")
-    text = offload_text(Offload(*tiers))
+    text = offload_text(Offload(optimizer=tiers[0], parameters=tiers[1]))
     return {} if text is None else {"offload": text}
 
 
@@ -159,20 +159,13 @@ UNMODELLED = (
     Option(f"{_Z}zero_quantized_gradients", "flag", False),
     Option(f"{_Z}mics_shard_size", "object", -1),
     Option(f"{_Z}reduce_scatter", "flag", True),
-    Option("activation_checkpointing.partition_activations", "flag", False),
-    Option("activation_checkpointing.cpu_checkpointing", "flag", False),
+    *switches("activation_checkpointing.partition_activations", "activation_checkpointing.cpu_checkpointing"),
+    *switches("expert_parallel.enabled", "torch_autocast.enabled", "sparse_gradients", "eigenvalue.enabled"),
+    *switches("progressive_layer_drop.enabled", "curriculum_learning.enabled", "data_efficiency.enabled"),
+    *switches("elasticity.enabled", "compile.deepcompile"),
     Option("sequence_parallel_size", "object", 1),
-    Option("expert_parallel.enabled", "flag", False),
-    Option("torch_autocast.enabled", "flag", False),
     Option("data_types.grad_accum_dtype", "object"),
-    Option("sparse_gradients", "flag", False),
     Option("compression_training", "object"),
-    Option("eigenvalue.enabled", "flag", False),
-    Option("progressive_layer_drop.enabled", "flag", False),
-    Option("curriculum_learning.enabled", "flag", False),
-    Option("data_efficiency.enabled", "flag", False),
-    Option("elasticity.enabled", "flag", False),
-    Option("compile.deepcompile", "flag", False),
     Option("pipeline.stages", "object"),
 )
 WITHOUT_EFFECT = frozenset(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from triosim import gpus as catalogue
-from triosim.config import COMMON, RunConfig, flags
+from triosim.config import COMMON, RunConfig, flags, readers
 from triosim.config.offload import TIERS, Offload
 from triosim.config.run_config import option_named
 from triosim.config.stacks import STACKS
@@ -207,6 +207,15 @@ def _own_options(parallelisms: Parallelisms, config: RunConfig) -> dict[str, Any
 def divides(name: str, ranks: int | None, sizes: Mapping[str, int | None]) -> bool:
     """Whether a parallelism of a size makes a difference; one that shards does with one rank too, over those of ``cp``."""
     return ranks != 1 or (name in _SHARDING and sizes.get("cp", 1) != 1)
+
+
+def on_system_of(base: RunConfig, settings: Mapping[str, Any], gpus: int) -> RunConfig:
+    """Return the options of a run with other settings on the system of another run: its GPU, topology, network, conditions."""
+    system = [name for name, option in COMMON.items() if not option.of_step and name not in ("options", "gpus")]
+    kept = {name: getattr(base, name) for name in system if base.is_given(name)}
+    own = {name: value for name, value in base.options.items() if not readers(name)}  # of the network, say
+    options = options_of(settings)
+    return RunConfig.of(**{**kept, **options, "gpus": gpus, "options": {**own, **options.get("options", {})}})
 
 
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:

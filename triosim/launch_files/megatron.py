@@ -364,7 +364,9 @@ TABLE = (
 )
 
 MEGATRON = Framework(
-    "megatron", "Megatron-LM with Megatron-Core 0.16", TABLE, UNMODELLED, WITHOUT_EFFECT, arguments=True
+    *("megatron", "Megatron-LM with Megatron-Core 0.16", TABLE, UNMODELLED, WITHOUT_EFFECT),
+    arguments=True,
+    architectures=frozenset({"GPT", "Llama", "DeepSeek", "Gemma"}),
 )
 
 

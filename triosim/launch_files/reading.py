@@ -50,7 +50,7 @@ _KNOWN = (
 class LaunchFile:
     """A launch file that was read: its frameworks, the options of its run by name, and what was ignored.
 
-    ``entries`` are the keys that it gives.
+    ``entries`` are the keys that it gives, ``unsaid`` the options that its frameworks leave to the training script.
     """
 
     path: str
@@ -58,6 +58,7 @@ class LaunchFile:
     options: Mapping[str, Any]
     ignored: tuple[OptionError, ...]
     entries: Mapping[str, Entry]
+    unsaid: tuple[str, ...] = ()
 
     @property
     def lines(self) -> Mapping[str, str]:
@@ -72,8 +73,11 @@ def read_launch_file(path: str, model: ModelSizes, *, ignore_unknown: bool = Fal
     """
     readings = _Readings(model, ignore_unknown)
     readings.read(path)
+    frameworks = tuple(one.name for one in readings.frameworks)
+    unsaid = {name for one in readings.frameworks for name in one.of_script} - readings.settings.keys()
     return LaunchFile(
-        path, readings.frameworks, options_of(readings.settings), tuple(readings.ignored), readings.entries
+        *(path, frameworks, options_of(readings.settings), tuple(readings.ignored), readings.entries),
+        unsaid=tuple(sorted(unsaid)),
     )
 
 
@@ -85,7 +89,7 @@ class _Readings:
         self.settings: dict[str, Any] = {}
         self.ignored: list[OptionError] = []
         self.entries: dict[str, Entry] = {}
-        self.frameworks: tuple[str, ...] = ()
+        self.frameworks: tuple[Framework, ...] = ()
         self._read: set[str] = set()
         self._trainer: Mapping[str, Entry] = {}
 
@@ -191,7 +195,7 @@ class _Readings:
         self.settings |= reading.settings(entries)
         self.ignored += reading.ignored
         self.entries |= entries
-        self.frameworks += (framework.name,)
+        self.frameworks += (framework,)
 
     def _refuse(self, error: OptionError) -> None:
         if not self._ignore:

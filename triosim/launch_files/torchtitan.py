@@ -368,7 +368,10 @@ _WITHOUT_EFFECT = frozenset(
     )
 )
 
-TORCHTITAN = Framework("torchtitan", "torchtitan 0.2.2", TABLE, _UNMODELLED, _WITHOUT_EFFECT)
+TORCHTITAN = Framework(
+    *("torchtitan", "torchtitan 0.2.2", TABLE, _UNMODELLED, _WITHOUT_EFFECT),
+    architectures=frozenset({"Llama", "DeepSeek"}),
+)
 
 
 def torchtitan_text(values: Mapping[str, Any], comments: list[str]) -> str:

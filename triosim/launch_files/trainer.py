@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from triosim.config import Option
-from triosim.launch_files.correspondence import Correspondence, Framework, Given, Settings
+from triosim.launch_files.correspondence import Correspondence, Framework, Given, Settings, switches
 from triosim.launch_files.job import Job
 
 _MICRO = Option("per_device_train_batch_size", "whole", 8)
@@ -113,15 +113,11 @@ TRAINER = Framework(
         ),
     ),
     unmodelled=(
+        *switches("use_liger_kernel", "auto_find_batch_size", "use_cpu", "full_determinism"),
+        *switches("fsdp_config.offload_params", "fsdp_config.cpu_offload"),
         Option("tf32", "object"),
-        Option("use_liger_kernel", "flag", False),
-        Option("auto_find_batch_size", "flag", False),
         Option("torch_empty_cache_steps", "object"),
-        Option("use_cpu", "flag", False),
         Option("parallelism_config", "object"),
-        Option("full_determinism", "flag", False),
-        Option("fsdp_config.offload_params", "flag", False),
-        Option("fsdp_config.cpu_offload", "flag", False),
         Option("fp16_backend", "object", "auto"),
     ),
     without_effect=frozenset(
@@ -196,4 +192,5 @@ TRAINER = Framework(
             ),
         )
     ),
+    of_script=frozenset({"seq"}),
 )

@@ -18,20 +18,33 @@ from triosim.errors import OptionError, OutputError, TriosimError, nearest
 from triosim.launch_files.accelerate import ACCELERATE
 from triosim.launch_files.correspondence import Entry, Framework, Reading
 from triosim.launch_files.deepspeed import DEEPSPEED, as_json, nested
-from triosim.launch_files.job import OPTION, SIZES, Job, job_of, options_of
+from triosim.launch_files.job import OPTION, SIZES, Job, job_of, on_system_of, options_of
 from triosim.launch_files.megatron import MEGATRON, as_arguments
 from triosim.launch_files.torchtitan import TORCHTITAN, torchtitan_text
 from triosim.output_files import check_writable, writing_folder, writing_text
+from triosim.simulation import simulate_config
+from triosim.units import format_time
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What is written: a job, the GPUs of a node, the options that it was simulated with, and what was predicted in words."""
+    """What is written: a job, the GPUs of a node, and the options that it was simulated with.
+
+    ``gpu`` is the name of its GPUs and ``seconds`` what its step was predicted to take; None where it was not simulated.
+    ``has_tokens`` says whether it trains on tokens, where the model is not described.
+    """
 
     job: Job
     node: int
     config: RunConfig
-    predicted: str = ""
+    gpu: str = ""
+    seconds: float | None = None
+    has_tokens: bool = True
+
+    @property
+    def predicted(self) -> str:
+        """What was predicted, in words."""
+        return "" if self.seconds is None else f", {format_time(self.seconds)} a step predicted on {self.gpu}"
 
     @property
     def nodes(self) -> int:
@@ -130,11 +143,14 @@ def check_export(folder: str | None, names: list[str] | None) -> None:
 def write_launch_files(folder: str, names: list[str], exported: Exported) -> list[str]:
     """Write the launch files of frameworks into a folder, which is made; return what is not in them as it was simulated."""
     said: list[str] = []
+    for name in names:
+        _check_model(WRITERS[name][0], exported)
     with writing_folder(folder):
         for name in names:
             framework, files = WRITERS[name]
             values = framework.written(exported.job)
             different = list(differences(framework, values, exported))
+            different += _change_of_step(framework, values, exported) if different else []
             texts = files(exported, values, [*_heading(framework, exported), *_listed(different)])
             paths = {str(Path(folder) / file): text for file, text in texts.items()}
             for path in paths:
@@ -165,10 +181,8 @@ def _listed(different: list[str]) -> Iterator[str]:
 def differences(framework: Framework, values: Mapping[str, Any], exported: Exported) -> Iterator[str]:
     """Yield what the keys' values make of a step otherwise than it was simulated, a line for each setting."""
     job = exported.job
-    reading = Reading(framework, framework.name, job.model)
     try:
-        settings = reading.settings({key: Entry(value, key) for key, value in values.items()})
-        back = _back(framework, settings, exported)
+        back = _read_back(framework, values, exported)
     except TriosimError as error:
         yield f"the file as a whole cannot be simulated: {error}"
         return
@@ -176,6 +190,35 @@ def differences(framework: Framework, values: Mapping[str, Any], exported: Expor
         ours, theirs = job.settings.get(name), back.settings.get(name)
         if ours != theirs:
             yield f"{_shown(name)}: simulated was {_value(name, ours)}, this is {_value(name, theirs)}"
+
+
+def _change_of_step(framework: Framework, values: Mapping[str, Any], exported: Exported) -> Iterator[str]:
+    """Yield how long the step takes that the files stand for, where that can be simulated."""
+    if exported.seconds is None:
+        return
+    try:
+        back = _read_back(framework, values, exported)
+        config = on_system_of(exported.config, back.settings, back.gpus)
+        seconds = simulate_config(exported.job.model.name, config).step_time_s
+    except TriosimError as error:
+        yield f"the step of these files cannot be simulated: {error}"
+        return
+    yield f"in all, the step of these files takes {format_time(seconds)}, {seconds / exported.seconds - 1.0:+.1%}"
+
+
+def _check_model(framework: Framework, exported: Exported) -> None:
+    """Raise ``OptionError`` for a model that a framework does not train."""
+    if not framework.trains(exported.job.model, has_tokens=exported.has_tokens):
+        fix = f"give --for {' or '.join(name for name, (one, _) in WRITERS.items() if not one.architectures)}"
+        what = f"{framework.versions} does not train {exported.job.model.name}"
+        raise OptionError(what, where=f"--for {framework.name}", fix=fix)
+
+
+def _read_back(framework: Framework, values: Mapping[str, Any], exported: Exported) -> Job:
+    """Return the job that the keys' values stand for. Raises ``TriosimError`` for one that cannot be."""
+    reading = Reading(framework, framework.name, exported.job.model)
+    settings = reading.settings({key: Entry(value, key) for key, value in values.items()})
+    return _back(framework, settings, exported)
 
 
 def _back(framework: Framework, settings: Mapping[str, Any], exported: Exported) -> Job:

@@ -10,7 +10,6 @@ from triosim.cli.subject import ConfiguredRun
 from triosim.config import RunConfig
 from triosim.errors import TriosimError
 from triosim.gpus import DEFAULT_GPU
-from triosim.units import format_time
 
 cluster = LaterModule("configuration_search.spaces.cluster")
 points = LaterModule("configuration_search.point")
@@ -33,7 +32,9 @@ def export_run(run: ConfiguredRun, result: Any, folder: str, names: list[str]) -
             "captured task streams have no options to export", where="--export", fix="give a trace or a model"
         )
     job = jobs.job_of(run.subject, run.config, gpus, traced["batch_size"])
-    _write(job, run.config, traced["gpu"], result.data.step_time_s, folder, names)
+    metrics = result.data.metrics
+    has_tokens = metrics is not None and metrics.tokens_per_s is not None
+    _write(job, run.config, traced["gpu"], result.data.step_time_s, folder, names, has_tokens=has_tokens)
 
 
 def export_best(found: Any, folder: str, names: list[str]) -> None:
@@ -45,7 +46,8 @@ def export_best(found: Any, folder: str, names: list[str]) -> None:
     gpu = space.gpu(point)
     config = space.config(point)
     job = jobs.job_of(space.subject.name, config.replaced(gpu=gpu), best.figures.gpus, space.subject.batch_size or 1)
-    _write(job, config, gpu, best.figures.step_time_s, folder, names)
+    has_tokens = best.figures.tokens_per_s is not None
+    _write(job, config, gpu, best.figures.step_time_s, folder, names, has_tokens=has_tokens)
 
 
 def node_of(config: RunConfig, gpu: str = DEFAULT_GPU) -> int:
@@ -54,8 +56,10 @@ def node_of(config: RunConfig, gpu: str = DEFAULT_GPU) -> int:
     return node
 
 
-def _write(job: Any, config: RunConfig, gpu: str, seconds: float, folder: str, names: list[str]) -> None:
+def _write(
+    job: Any, config: RunConfig, gpu: str, seconds: float, folder: str, names: list[str], *, has_tokens: bool
+) -> None:
     node = node_of(config.replaced(gpus=job.gpus), gpu)
-    predicted = f", {format_time(seconds)} a step predicted on {gpu}"
-    for line in writing.write_launch_files(folder, names, writing.Exported(job, node, config, predicted)):
+    exported = writing.Exported(job, node, config, gpu, seconds, has_tokens)
+    for line in writing.write_launch_files(folder, names, exported):
         print(f"triosim: note: not in the files of {line}", file=sys.stderr)

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from triosim.config import COMMON, RunConfig, readers
+from triosim.config import RunConfig
 from triosim.configuration_search.advice.changes import Change, changes
 from triosim.configuration_search.advice.edits import edits, framework_of, is_expressible
 from triosim.configuration_search.answer.likelihood import chance_of_being_better
 from triosim.configuration_search.outcome import Figures
 from triosim.errors import TriosimError
-from triosim.launch_files.job import Job, job_of, options_of
+from triosim.launch_files.job import Job, job_of, on_system_of
 from triosim.launch_files.reading import LaunchFile
 from triosim.launch_files.writing import Exported
 from triosim.results.result import Result
@@ -137,13 +137,7 @@ class _Adviser:
 
     def _config_of(self, settings: Mapping[str, Any]) -> RunConfig:
         """Return the options of a changed job, on the system of the job as it is."""
-        base, options = self._config, options_of(settings)
-        system = [name for name, option in COMMON.items() if not option.of_step and name not in ("options", "gpus")]
-        kept = {name: getattr(base, name) for name in system if base.is_given(name)}
-        own = {name: value for name, value in base.options.items() if not readers(name)}  # of the network, say
-        return RunConfig.of(
-            **{**kept, **options, "gpus": self._job.gpus, "options": {**own, **options.get("options", {})}}
-        )
+        return on_system_of(self._config, settings, self._job.gpus)
 
     def _advised(self, tried: _Tried) -> Advised:
         fits, peak = _memory(tried.result)
