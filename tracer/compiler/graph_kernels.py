@@ -20,7 +20,7 @@ from triosim.models.compilation import Fusion
 from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
 from triosim.trace import Category, Operator, Phase, Tensor
-from triosim.tracer.device.dispatch_mode import OperatorInfo
+from triosim.tracer.device.operators.operator_info import OperatorInfo
 
 #: Operators that TorchInductor computes inside of kernels (``torch/_inductor/lowering.py``), beside those of described models.
 _ALSO = frozenset(

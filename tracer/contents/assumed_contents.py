@@ -8,12 +8,13 @@ until something else that is unknown comes in.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from triosim.tracer.contents import assumed_values, storage_contents
 from triosim.tracer.contents.storage_contents import MOST_ELEMENTS
+from triosim.tracer.device.operators.operator_info import OperatorCall
 
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 #: Operators that change some elements of the whole tensor that they are given.
@@ -23,16 +24,6 @@ _INTO_ELEMENTS = frozenset(
         *("put", "scatter", "scatter_add", "scatter_reduce"),
     )
 )
-
-
-class OperatorCall(NamedTuple):
-    """A call of an operator: its bare name, what is called, the tensors that it is given, and all its arguments."""
-
-    name: str
-    function: Any
-    given: Sequence[torch.Tensor]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
 
 
 class AssumedContents:
@@ -56,7 +47,7 @@ class AssumedContents:
                     storage_contents.drop_assumed(one)
             return
         given = call.given
-        compares = call.name in _COMPARISONS and len(given) > 1
+        compares = call.info.bare in _COMPARISONS and len(given) > 1
         if (
             not (compares or self._exist)
             or not isinstance(result, torch.Tensor)
@@ -84,7 +75,7 @@ class AssumedContents:
         It does where something is assumed of a tensor that it is given, or where a part of known contents changes.
         """
         given = call.given
-        if len(changed) != 1 or not (_is_into_a_part(call.name, changed) or any(map(is_assumed, given))):
+        if len(changed) != 1 or not (_is_into_a_part(call.info.bare, changed) or any(map(is_assumed, given))):
             return False
         target = changed[0]
         if all(map(storage_contents.is_known, given)) or any(one.numel() > MOST_ELEMENTS for one in given):
@@ -144,7 +135,7 @@ def _called(call: OperatorCall, found: Mapping[int, Any], keep: int | None = Non
     given = {key: one if key == keep else one.clone() for key, one in found.items()}
     try:
         kwargs = {key: _replaced(one, given) for key, one in call.kwargs.items()}
-        return call.function(*_replaced(call.args, given), **kwargs)
+        return call.info.function(*_replaced(call.args, given), **kwargs)
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None
 

@@ -9,13 +9,14 @@ its size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from triosim.tracer.contents import storage_contents
 from triosim.tracer.contents.storage_contents import CONTENTS, MOST_ELEMENTS, is_fake, is_known, known_part
+from triosim.tracer.device.operators.operator_info import OperatorCall, OperatorInfo, flat
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 _SEEDED = torch.Tag.nondeterministic_seeded
@@ -33,18 +34,6 @@ _UNWRITTEN = frozenset(("empty", "empty_strided", "empty_like", "new_empty", "ne
 #: Operators that put their arguments together, and others that return each element as it is, beside those that PyTorch tags.
 _JOINED = frozenset(("cat", "stack"))
 _BY_ELEMENT = frozenset(("clone", "_to_copy", "copy", "fill"))
-
-
-def flat(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an argument or a result."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from flat(one)
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from flat(one)
 
 
 class KnownContents:
@@ -90,35 +79,28 @@ class KnownContents:
             pass
         return NotImplemented
 
-    def may_follow(self, info: Any, given: Sequence[torch.Tensor], storages: Iterable[Any]) -> bool:
+    def may_follow(self, info: OperatorInfo, given: Sequence[torch.Tensor], storages: Iterable[Any]) -> bool:
         """Whether ``follow`` has anything to do for a call on these fake tensors, whose ``storages`` are given."""
         if info.bare in _UNWRITTEN or (info.is_view and not info.changed):
             return False
         unread = info.bare in _SHAPE_ONLY or bool(info.changed and info.bare in _OVERWRITES)
         return len(given) <= unread or any(hasattr(one, CONTENTS) for one in storages)
 
-    def follow(
-        self,
-        info: Any,
-        given: Sequence[torch.Tensor],
-        args: Any,
-        kwargs: Any,
-        result: Any,
-        changed: Sequence[torch.Tensor],
-    ) -> None:
+    def follow(self, call: OperatorCall, result: Any, changed: Sequence[torch.Tensor]) -> None:
         """Keep known, or make unknown, what an operator has returned and changed."""
+        info = call.info
         if info.bare in _UNWRITTEN or (info.is_view and not changed):
             return
         fakes = made = [one for one in flat(result) if is_fake(one)]
         if fakes and changed:
-            old = {one.untyped_storage()._cdata for one in given}
+            old = {one.untyped_storage()._cdata for one in call.given}
             made = [one for one in fakes if one.untyped_storage()._cdata not in old]  # others were given
         if not (made or changed):
             return
-        mask = self._mask(info, given, args, kwargs, made, changed)
+        mask = self._mask(call, made, changed)
         found = NotImplemented
         if mask is not _NOTHING and all(map(storage_contents.make_room, filter(is_fake, changed))):
-            found = self.computed(info.function, args, kwargs)
+            found = self.computed(info.function, call.args, call.kwargs)
         if found is NotImplemented:
             for one in filter(is_fake, changed):
                 storage_contents.drop_contents(one)
@@ -131,16 +113,9 @@ class KnownContents:
                 if id(one) in new and contents.shape == one.shape and not contents.is_meta:
                     storage_contents.set_contents(one, contents, mask)
 
-    def _mask(
-        self,
-        info: Any,
-        given: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        made: Sequence[torch.Tensor],
-        changed: Sequence[torch.Tensor],
-    ) -> Any:
+    def _mask(self, call: OperatorCall, made: Sequence[torch.Tensor], changed: Sequence[torch.Tensor]) -> Any:
         """Return which elements of an operator's results are known: None for all, ``_NOTHING`` if none are."""
+        info, given, args, kwargs = call
         name = info.bare
         needed = given[1:] if name in _SHAPE_ONLY or (changed and name in _OVERWRITES) else given
         known = all(map(is_known, needed))

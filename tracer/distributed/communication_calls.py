@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed import ProcessGroup, ReduceOp
 
 from triosim.trace import Communication, CommunicationKind
-from triosim.tracer.contents.known_contents import flat
 from triosim.tracer.device.dispatch_mode import DeviceMode
+from triosim.tracer.device.operators.operator_info import flat
 from triosim.tracer.distributed import known_values
 from triosim.tracer.distributed.known_values import Exchange
 from triosim.tracer.distributed.process_groups import ProcessGroups

@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 
 from triosim.trace import CommunicationKind
 from triosim.tracer.contents import assumed_contents, assumed_values, storage_contents
-from triosim.tracer.contents.known_contents import flat
+from triosim.tracer.device.operators.operator_info import flat
 from triosim.tracer.distributed.rank_exchange import RankExchange
 
 

@@ -14,8 +14,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from triosim.tracer.contents import assumed_contents, assumed_values, storage_contents
-from triosim.tracer.contents.known_contents import KnownContents, flat
+from triosim.tracer.contents.known_contents import KnownContents
 from triosim.tracer.device.dispatch_mode import DeviceMode
+from triosim.tracer.device.operators.operator_info import flat
 from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.device_tensors import on_device
 from triosim.tracer.recorder.recorder import Recorder
