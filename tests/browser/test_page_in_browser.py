@@ -94,6 +94,39 @@ def test_a_narrow_window_shows_it_without_scrolling_sideways(page: Any) -> None:
         page.set_viewport_size(before)
 
 
+@pytest.mark.parametrize("width", [400, 1200])
+def test_legends_and_colour_scales_keep_off_the_charts(page: Any, width: int) -> None:
+    """Each lies wholly above or below the grid in which bars, curves and links are drawn."""
+    before = page.viewport_size
+    page.set_viewport_size({"width": width, "height": 800})
+    try:
+        page.wait_for_timeout(300)
+        found = page.evaluate(
+            """charts.flatMap(({ chart }) => {
+                const grid = chart.getModel().getComponent('grid');
+                if (!grid) return [];
+                const area = grid.coordinateSystem.getRect();
+                const of = (kind) => chart.getModel().queryComponents({ mainType: kind });
+                return [...of('legend'), ...of('visualMap')].map((one) => {
+                  const { group } = chart.getViewOfComponentModel(one), box = group.getBoundingRect();
+                  const top = group.y + box.y * group.scaleY;
+                  return [chart.getDom().id, top, top + box.height, area.y, area.y + area.height, box.height];
+                });
+            })"""
+        )
+    finally:
+        page.set_viewport_size(before)
+    assert {"parts", "memory-curve", "link-raster"} <= {row[0] for row in found}
+    for name, top, bottom, area_top, area_bottom, height in found:
+        assert height == 0 or bottom <= area_top + 1 or top >= area_bottom - 1, (
+            name,
+            top,
+            bottom,
+            area_top,
+            area_bottom,
+        )
+
+
 def test_zooming_and_moving_by_keys(page: Any, result: Any) -> None:
     page.evaluate("timeline.show(0, timeline.end)")
     whole = seen(page)

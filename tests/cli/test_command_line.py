@@ -174,7 +174,7 @@ def test_every_output_is_written_and_nothing_else(run: Run, trace: Path, tmp_pat
 def test_compare_shows_the_strategies_with_what_cannot_run(run: Run, trace: Path) -> None:
     status, out, err = run("compare", trace, "--gpus", 4, "--topology", "dgx-h100")
     assert (status, err) == (0, "")
-    for word in ("single", "ddp", "fsdp", "zero1", "tp=4 gather", "samples/s", "speed-up"):
+    for word in ("single", "ddp", "fsdp", "zero1", "--tp-style gather", "samples/s", "speed-up"):
         assert word in out
     assert max(map(len, out.splitlines())) <= 80
     assert "cannot run" in out, "two layers do not make four stages"

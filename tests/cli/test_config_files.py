@@ -94,7 +94,9 @@ def test_a_described_step_is_that_of_describe(tmp_path: Path) -> None:
 
 def test_compare_and_memory_take_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", *MODEL, "-n", "2", "--format", "json"]) == 0
-    assert all("step_time_s" in one for one in json.loads(lines(capsys)[0])["runs"] if one["label"] != "pp=2 M=8")
+    assert all(
+        "step_time_s" in one for one in json.loads(lines(capsys)[0])["runs"] if one["label"] != "pp=2 --micro-batches 8"
+    )
     for options in ((), ("-p", "fsdp=2")):
         assert run(["memory", *MODEL, *options, "--format", "json"]) == 0
         assert "llama3.2-1b" in lines(capsys)[0]

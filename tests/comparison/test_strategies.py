@@ -26,8 +26,11 @@ def test_an_option_reaches_the_strategies_that_read_it() -> None:
     found = compare(TRACE, 4, topology=SYSTEM, schedule="1f1b", options={"prefetch": "0"}, recompute="full")
     given = {"topology": SYSTEM, "recompute": "full"}
     assert runs(found)["fsdp=4"] == simulate(TRACE, "fsdp=4", options={"prefetch": "0"}, **given).step_time_s
-    assert runs(found)["pp=4 M=4"] == simulate(TRACE, "pp=4", micro_batches=4, schedule="1f1b", **given).step_time_s
-    assert {"dp=4", "ddp=4", "tp=4 megatron"} < runs(found).keys()  # to which neither means anything
+    assert (
+        runs(found)["pp=4 --micro-batches 4"]
+        == simulate(TRACE, "pp=4", micro_batches=4, schedule="1f1b", **given).step_time_s
+    )
+    assert {"dp=4", "ddp=4", "tp=4 --tp-style megatron"} < runs(found).keys()  # to which neither means anything
     assert not [note for run in found.runs if run.result for note in run.result.notes if "no effect" in note]
 
 
@@ -61,7 +64,7 @@ def test_a_notebook_shows_the_table() -> None:
     comparison = compare(TRACE, 2, topology="ring(2, bandwidth=1 GB/s)")
     html = comparison._repr_html_()
     assert html.count("<tr>") == 1 + len(runs(comparison))
-    assert "<td>tp=2 megatron</td>" in html
+    assert "<td>tp=2 --tp-style megatron</td>" in html
 
 
 def test_the_command_takes_conditions_schedules_and_prices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,13 +81,15 @@ def test_the_command_takes_conditions_schedules_and_prices(tmp_path: Path, capsy
 
 
 def test_the_command_of_a_strategy_simulates_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What ``compare`` prints can be typed, and its labels are what -p takes; the table is at most 80 wide."""
+    """What ``compare`` prints can be typed, and its labels behind -p; the table is at most 80 wide."""
     file = tmp_path / "trace.json"
     save_trace(TRACE, file)
     assert cli.run(["compare", str(file), "-n", "4", "-t", SYSTEM, "--format", "json"]) == 0
     rows = [row for row in json.loads(capsys.readouterr().out)["runs"] if "command" in row]
     for row in rows:
-        assert row["label"].partition(" ")[0] == row["parallel"]
+        typed = ["simulate", str(file), "-t", SYSTEM, "--format", "json", "-p", *row["label"].split()]
+        assert cli.run(typed) == 0
+        assert json.loads(capsys.readouterr().out)["step_time_s"] == row["step_time_s"]
         assert cli.run([*shlex.split(row["command"])[1:], "--format", "json"]) == 0
         assert json.loads(capsys.readouterr().out)["step_time_s"] == row["step_time_s"]
     assert cli.run(["compare", str(file), "-n", "4", "-t", SYSTEM]) == 0
@@ -96,7 +101,7 @@ def test_the_command_of_a_strategy_simulates_it(tmp_path: Path, capsys: pytest.C
 def test_a_pipeline_waits_and_says_so(tmp_path: Path) -> None:
     """Over links that carry its messages in less than a thousandth of the step, what a pipeline exposes is waiting."""
     found = compare(traces.mlp(), 2, topology="ring(2, bandwidth=1000 GB/s)")
-    row = next(row for row in found.to_dict()["runs"] if row["label"] == "pp=2 M=1")
+    row = next(row for row in found.to_dict()["runs"] if row["label"] == "pp=2 --micro-batches 1")
     moving = row["exposed_communication_s"] - row["exposed_waiting_s"]
     assert row["exposed_waiting_s"] > 0.25 * row["step_time_s"]
     assert moving < 1e-3 * row["step_time_s"]
@@ -120,7 +125,7 @@ def test_an_option_with_which_none_can_run_that_reads_it_is_an_error(option: dic
 def test_a_strategy_that_sizes_rule_out_has_a_reason_and_the_others_run() -> None:
     """A batch of 8 has no 16 micro-batches, and with the same schedule 4 are no problem."""
     found = compare(TRACE, 4, topology=SYSTEM, schedule="1f1b")
-    assert {run.label for run in found.runs if run.result is None} == {"pp=4 M=16"}
+    assert {run.label for run in found.runs if run.result is None} == {"pp=4 --micro-batches 16"}
 
 
 def test_a_gpu_that_no_strategy_has_is_named_with_those_that_there_are() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from triosim import plugins
 from triosim.compute.pricing import operator_times
 from triosim.config import COMMON, RunConfig, readers, refuse_without_effect, takes_text
+from triosim.config.run_config import option_named
 from triosim.engine import Progress
 from triosim.errors import TriosimError
 from triosim.extrapolators.core.recompute import check_policy
@@ -42,8 +43,7 @@ INNER = (2, 4, 8)
 class Strategy:
     """A strategy: how the step is parallelised (``--parallel``), and the options of ``simulate`` that belong to it.
 
-    The ``label`` is what to type after ``-p``, and in short what else: ``pp=8 M=32`` is ``-p pp=8 --micro-batches 32``; or the
-    ``name`` of the job that is compared.
+    The ``label`` is what to type after ``-p``, such as ``pp=8 --micro-batches 32``, or the ``name`` of a job that is compared.
     """
 
     parallel: str
@@ -52,9 +52,9 @@ class Strategy:
 
     @property
     def label(self) -> str:
-        """The strategy in a word or two."""
-        shown = [f"M={value}" if name == "micro_batches" else str(value) for name, value in self.options.items()]
-        return self.name or " ".join([self.parallel, *shown])
+        """The strategy as it is typed, or its name."""
+        typed = [f"{option_named(name).where} {value}" for name, value in self.options.items()]
+        return self.name or " ".join([self.parallel, *typed])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Comparison(Reportable):
 
 
 def strategies(gpus: int) -> Iterator[Strategy]:
-    """Yield the strategies for a number of GPUs; M is the number of micro-batches."""
+    """Yield the strategies for a number of GPUs."""
     yield Strategy("single")
     if gpus == 1:
         return

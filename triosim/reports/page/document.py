@@ -6,6 +6,7 @@ Charts are drawn by Apache ECharts 6.1.0 (``assets/echarts.min.js``, under its o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -20,6 +21,7 @@ from triosim.reports.category_colours import CATEGORY_COLOURS
 from triosim.reports.files.html import html_table
 
 MOST_ROWS = 30  # of a table
+_FIGURE = re.compile(r"^([-+]?[0-9][0-9.,]*) (\S+)$")
 #: By the names that pages give the categories of memory.
 _COLOURS = {name.replace("_", " "): colour for name, colour in CATEGORY_COLOURS.items()}
 
@@ -83,8 +85,13 @@ def chart(anchor: str, label: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], most: int = MOST_ROWS) -> str:
-    """Return a table of at most so many rows."""
-    return f'<div class="scroll">{html_table(head, [[printable(cell) for cell in row] for row in rows], most)}</div>'
+    """Return a table of at most so many rows; figures keep their units on their line."""
+    shown = [[_kept_together(printable(cell)) for cell in row] for row in rows]
+    return f'<div class="scroll">{html_table(head, shown, most)}</div>'
+
+
+def _kept_together(cell: str) -> str:
+    return _FIGURE.sub("\\1\N{NO-BREAK SPACE}\\2", cell)
 
 
 def details(summary: str, body: str) -> str:

@@ -56,15 +56,20 @@ def render(comparison: Comparison) -> RenderableType:
     """Return a comparison as something that rich can show."""
     kept = [index for index, name in enumerate(columns(comparison)) if name not in _left_out(comparison)]
     cells = [columns(comparison), *rows(comparison)]
-    head, *lines = [[row[index] for index in kept] for row in cells]
+    head, *lines = [[_lines(row[0]), *(row[index] for index in kept if index)] for row in cells]
     made = table(comparison.title, *head, rows=lines)
-    made.pad_edge = False
+    made.pad_edge, made.padding = False, (0, 1, 0, 0)
     for column in made.columns:
         column.no_wrap = True
     why = (Text(reason, style="dim") for reason in reasons(comparison))
     said = (Text(f"note: {note}", style="yellow") for note in notes(comparison))
     best = Text(f"the first: {command_of_best(comparison)}", style="dim")
     return Group(made, *why, Text(legend(comparison), style="dim"), best, *said)
+
+
+def _lines(label: str) -> str:
+    """Return a label with each of its options on a line of its own, which a table has room for."""
+    return label.replace(" --", "\n--")
 
 
 def columns(comparison: Comparison) -> list[str]:
@@ -140,16 +145,7 @@ def legend(comparison: Comparison) -> str:
         said += "; cost: of a million tokens (or samples)"
     if comparison.baseline != ONE_GPU:
         return said
-    return f"{said}; strategy: what -p takes{''.join(_typed(comparison))}"
-
-
-def _typed(comparison: Comparison) -> Iterator[str]:
-    """Yield how what else stands in the labels is typed."""
-    options = {name: value for run in comparison.runs for name, value in run.strategy.options.items()}
-    if "micro_batches" in options:
-        yield f", M={options['micro_batches']}: --micro-batches {options['micro_batches']}"
-    if "tp_style" in options:
-        yield f", {options['tp_style']}: --tp-style {options['tp_style']}"
+    return f"{said}; strategy: what to type after -p"
 
 
 def command_of_best(comparison: Comparison) -> str:

@@ -339,7 +339,7 @@ class Links {
     this.recorded = recorded;
     this.slot = null;
     this.graph = recorded.drawing ? addChart("link-graph", recorded.drawing.height, (chart) => this.drawGraph(chart)) : null;
-    addChart("link-raster", 90 + 18 * recorded.rows.length, (chart) => this.drawRaster(chart));
+    addChart("link-raster", 120 + 18 * recorded.rows.length, (chart) => this.drawRaster(chart));
     const time = document.getElementById("link-time");
     if (!time) return;
     time.max = recorded.slots;
@@ -372,10 +372,11 @@ class Links {
     chart.setOption({ ...base(), aria: { enabled: false },
       tooltip: { confine: true, formatter: ({ value: [x, y, load] }) =>
         `${escaped(rows[y].name)}<br>${percent(load)} from ${seconds((x * end) / slots)}` },
-      grid: { left: roomOf(rows.map((row) => row.name)), right: 70, top: 8, bottom: 32 },
+      grid: { left: roomOf(rows.map((row) => row.name)), right: 24, top: 8, bottom: 62 },
       xAxis: { type: "category", data: Array.from({ length: slots }, (_, x) => seconds((x * end) / slots)), axisTick: { show: false } },
       yAxis: { type: "category", inverse: true, data: rows.map((row) => row.name), axisLabel: { fontSize: 10, width: widest(), overflow: "truncate" }, axisTick: { show: false } },
-      visualMap: { min: 0, max: 1, calculable: true, formatter: percent, right: 0, top: "middle", itemHeight: 80, inRange: { color: HEAT_SCALE } },
+      visualMap: { min: 0, max: 1, text: ["100% of a link", "0%"], orient: "horizontal", left: "center", bottom: 4, itemWidth: 12, itemHeight: 120,
+        textStyle: { color: ink(), fontSize: 11 }, inRange: { color: HEAT_SCALE } },
       series: [{ type: "heatmap", data: cells, progressive: 2000 }] });
   }
 }
