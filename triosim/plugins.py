@@ -39,6 +39,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "zero2": "triosim.extrapolators.data.zero:Zero2",
         "cp": "triosim.extrapolators.tensor.cp:ContextParallel",
         "ep": "triosim.extrapolators.expert.ep:ExpertParallel",
+        "tables": "triosim.extrapolators.embedding.tables:ShardedTables",
         "tp": "triosim.extrapolators.tensor.tp:TensorParallel",
         "pp": "triosim.extrapolators.pipeline.pp:PipelineParallel",
         "local-sgd": "triosim.extrapolators.data.local_sgd:LocalSGD",

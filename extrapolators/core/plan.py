@@ -27,7 +27,7 @@ from triosim.extrapolators.core.schedule_table import accumulate
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.garbage_collector import without_collecting
-from triosim.operators.features import unknown
+from triosim.operators.features import is_pooled_look_up, unknown
 from triosim.sharding.reshape import rescaled
 from triosim.tasks import TaskStream, Tier
 from triosim.trace import Operator, Trace
@@ -153,6 +153,8 @@ def plan(
     programs = composition.programs(begun, different)
     lowerings, differences = _lowered(programs, parallelisms.mesh, config)
     program, writer = programs[0][0], parallelisms.task_writer
+    if config.training and parallelisms.replicas > 1:
+        _check_updates(program)
     return ParallelPlan(
         parallel=str(parallelisms),
         mesh=parallelisms.mesh,
@@ -170,6 +172,15 @@ def plan(
         program_axes=parallelisms.program_axes,
         task_writer=None if writer is None else writer.lowered(lowerings[0][0]),
     )
+
+
+def _check_updates(program: Program) -> None:
+    """Raise ``OptionError`` where replicas update their own copies of embedding tables, which nothing keeps equal."""
+    for operator in program.operators:
+        written = {tensor.storage for tensor in operator.outputs if tensor.category == "parameter"}
+        if operator.phase == "backward" and is_pooled_look_up(operator) and written - program.experts:
+            what = f"the kernel of {operator.layer} updates its tables, so that those of replicas would differ"
+            raise OptionError(what, where="--parallel", fix="divide them among the replicas: ddp=8,tables=8")
 
 
 def _notes(trace: Trace, config: RunConfig, batch_size: int, micro_batches: int, *, overlaps: bool) -> Iterator[str]:

@@ -69,7 +69,7 @@ def test_results_lie_as_pytorch_lays_them() -> None:
             ["resnet50", "--layers", "2"],
             "layers: the layers of resnet50 differ from each other; leave their number out",
         ),
-        (["resnet50", "--seq", "2"], "sequence: resnet50 reads images; leave it out"),
+        (["resnet50", "--seq", "2"], "sequence: resnet50 reads no tokens; leave it out"),
         (["resnet50", "--attention", "math"], "attention: resnet50 has no attention; leave it out"),
         (
             ["bert-base", "--layers", "1", "--kernels", "fused"],

@@ -60,7 +60,7 @@ class RunConfig:
 
     # fmt: off
     parallel: Any = _option("parallel", "single", short="-p", metavar="PARALLEL", of_step=True, commands=_PARALLELISED, help=
-        "The parallelisms: single, dp, ddp, fsdp, zero1, zero2, tp, cp, ep, pp, local-sgd, with sizes and combined "
+        "The parallelisms: single, dp, ddp, fsdp, zero1, zero2, tp, cp, ep, tables, pp, local-sgd, with sizes and combined "
         "(dp=2,tp=4), parameter-server, hop, or a plug-in (file.py:Class).")
     trace_format: str | None = _option("text", metavar="NAME", panel=GENERAL, help=
         "The trace's format, if its content does not say: a name, or a plug-in's file.py.")

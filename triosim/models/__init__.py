@@ -8,6 +8,7 @@ from triosim.models.architectures.convnets import DenseNet as DenseNet
 from triosim.models.architectures.convnets import ResNet as ResNet
 from triosim.models.architectures.convnext import ConvNext as ConvNext
 from triosim.models.architectures.deepseek import DeepSeek as DeepSeek
+from triosim.models.architectures.dlrm import DLRM as DLRM
 from triosim.models.architectures.efficientnet import EfficientNet as EfficientNet
 from triosim.models.architectures.gemma import Gemma as Gemma
 from triosim.models.architectures.gpt import GPT as GPT

@@ -20,6 +20,7 @@ from triosim.models.architectures.clip import Clip, Tower
 from triosim.models.architectures.convnets import VGG, DenseNet, ResNet
 from triosim.models.architectures.convnext import ConvNext
 from triosim.models.architectures.deepseek import DeepSeek
+from triosim.models.architectures.dlrm import DLRM
 from triosim.models.architectures.efficientnet import EfficientNet
 from triosim.models.architectures.gemma import Gemma
 from triosim.models.architectures.gpt import GPT
@@ -31,7 +32,23 @@ from triosim.models.architectures.vit import ViT
 
 _ARCHITECTURES: Mapping[str, Callable[..., Model]] = {
     one.__name__: one
-    for one in (Bert, Clip, ConvNext, DeepSeek, DenseNet, EfficientNet, Gemma, GPT, Llama, ResNet, SSD, T5, VGG, ViT)
+    for one in (
+        Bert,
+        Clip,
+        ConvNext,
+        DeepSeek,
+        DenseNet,
+        DLRM,
+        EfficientNet,
+        Gemma,
+        GPT,
+        Llama,
+        ResNet,
+        SSD,
+        T5,
+        VGG,
+        ViT,
+    )
 }
 
 

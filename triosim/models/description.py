@@ -135,9 +135,9 @@ def find_model(model: str | os.PathLike[str] | Model) -> Model:
 
 
 def _length(model: Model, sequence: int | None) -> int:
-    """Return how many tokens a sample has; a model of images takes no such number."""
+    """Return how many tokens a sample has; a model of images or clicks takes no such number."""
     if not model.sequence:
         if sequence is not None:
-            raise OptionError(f"{model.name} reads images", where="sequence", fix="leave it out")
+            raise OptionError(f"{model.name} reads no tokens", where="sequence", fix="leave it out")
         return 0
     return model.sequence if sequence is None else sequence

@@ -45,6 +45,14 @@ _TWO_PASSES = frozenset(("batch_norm", "native_batch_norm", "cudnn_batch_norm", 
 _OVERWRITTEN = frozenset(("zero", "fill", "bernoulli", "normal", "uniform", "random", "exponential"))
 #: These read the rows of their first tensor that the others point to.
 _LOOK_UPS = frozenset(("embedding", "index_select", "gather", "index", "take_along_dim"))
+#: These look up rows of tables and add some of them up; their backward kernels update those rows.
+_POOLED_LOOK_UPS = frozenset(
+    (
+        "embedding_bag",
+        "split_embedding_codegen_lookup_rowwise_adagrad_function",
+        "split_embedding_backward_codegen_rowwise_adagrad_unweighted_exact_cuda",
+    )
+)
 #: Autograd nodes that return the gradient that they are given, without a kernel.
 _PASSED_ON = frozenset(("AddBackward", "CloneBackward"))
 #: These write their results by rows and by columns.
@@ -66,6 +74,23 @@ def base_name(name: str) -> str:
     if name.startswith(TRITON):
         return name
     return name.rpartition(" ")[2].rpartition("::")[2].removeprefix("aten.").partition(".")[0].strip("_")
+
+
+def is_pooled_look_up(operator: Operator) -> bool:
+    """Whether an operator looks up rows of tables and adds some of them up, or updates these rows."""
+    return base_name(operator.name) in _POOLED_LOOK_UPS
+
+
+def _looked_up(operator: Operator) -> tuple[float, list[Tensor]]:
+    """Return the bytes of the rows that are looked up, one for each index, and the tensors that are no tables."""
+    tables = [one for one in operator.inputs if one.category in ("parameter", "optimizer_state")] or operator.inputs[:1]
+    others = [one for one in operator.inputs if all(one is not table for table in tables)]
+    indices = max((one.numel for one in others if one.dtype.startswith("int")), default=0)
+    columns = [
+        1 if one.category == "optimizer_state" else one.shape[-1] for one in tables
+    ]  # a state has one number a row
+    row = sum(one.nbytes / max(one.numel, 1) * width for one, width in zip(tables, columns, strict=True))
+    return indices * row, others
 
 
 def is_attention(name: str) -> bool:
@@ -161,6 +186,9 @@ def input_bytes(operator: Operator, forward: Operator | None = None) -> float:
     if name in _LOOK_UPS and operator.outputs and len(read) > 1:
         table, *rest = read
         return float(min(table.nbytes, operator.outputs[0].nbytes) + sum(tensor.nbytes for tensor in rest))
+    if name in _POOLED_LOOK_UPS:
+        rows, others = _looked_up(operator)
+        return rows + sum(tensor.nbytes for tensor in others)
     if name == "copy" and len(read) > 1:
         read = read[1:]
     read = list({tensor.id: tensor for tensor in read}.values())  # a square reads its one factor once
@@ -186,6 +214,8 @@ def output_bytes(operator: Operator, forward: Operator | None = None) -> float:
         return 0.0
     inputs, outputs = tensors(operator, forward)
     written = outputs or inputs
+    if is_pooled_look_up(operator) and any(tensor.category == "parameter" for tensor in written):
+        return _looked_up(operator)[0]
     if kind_of(base_name(operator.name)) == "optimizer":  # which leaves the gradients as they are
         written = [tensor for tensor in written if tensor.category != "gradient"]
     twice = _fills_a_copy(operator) or base_name(operator.name) in _BOTH_LAYOUTS
@@ -258,6 +288,8 @@ def _plain(operator: Operator) -> float:
     """Return the FLOPs per element of the largest tensor, of all tensors of a list, or of each window of a pooling."""
     name = base_name(operator.name)
     of = kind_of(name)
+    if name in _POOLED_LOOK_UPS and operator.inputs:
+        return _looked_up(operator)[0] / max(1.0, operator.inputs[0].nbytes / operator.inputs[0].numel)
     if of == "optimizer" or name.startswith("foreach_"):
         return _PER_ELEMENT.get(of, 0.0) * sum(tensor.numel for tensor in operator.inputs or operator.outputs)
     if of == "pooling" and operator.inputs and operator.outputs and not is_autograd_node(name):

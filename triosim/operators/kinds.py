@@ -69,7 +69,9 @@ _NAMES: Mapping[Kind, str] = {
     " upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_nearest_exact2d upsample_bilinear2d"
     " upsample_bicubic2d upsample_linear1d upsample_trilinear3d grid_sampler grid_sampler_2d roi_align im2col col2im unfold"
     " unfold_backward",
-    "embedding": "embedding embedding_bag embedding_renorm embedding_dense embedding_sparse",
+    "embedding": "embedding embedding_bag embedding_renorm embedding_dense embedding_sparse"
+    " split_embedding_codegen_lookup_rowwise_adagrad_function"
+    " split_embedding_backward_codegen_rowwise_adagrad_unweighted_exact_cuda",
     "elementwise": "abs absolute acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bernoulli bitwise_and"
     " bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip"
     " copysign cos cosh deg2rad digamma div divide dropout elu eq erf erfc erfinv exp exp2 expm1 exponential feature_dropout"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from triosim.operators.features import is_free
 from triosim.trace import Operator, Tensor
 
 
@@ -35,7 +36,8 @@ class TensorUses:
     - ``repeated``: the parameters (ids) that a view shows several times, such as a class token for every sample.
     - ``storages``: their uses, but for those of parameters by an optimizer.
     - ``written``: the gradients that name a parameter: position and id of the operator, id of the parameter.
-    - ``differentiated``: position and id of each operator that differentiates another, and the id of that one.
+    - ``differentiated``: position and id of each operator that differentiates another, and the id of that one; but for those
+      that update the parameters themselves, which then have no gradient.
     """
 
     first: dict[int, Tensor]
@@ -76,8 +78,19 @@ class TensorUses:
                     if t.parameter is not None
                 ]
             ),
-            tuple([(n, op.id, op.forward) for n, op in enumerate(operators) if op.forward is not None]),
+            tuple(
+                [
+                    (n, op.id, op.forward)
+                    for n, op in enumerate(operators)
+                    if op.forward is not None and not _updates(op)
+                ]
+            ),
         )
+
+
+def _updates(operator: Operator) -> bool:
+    """Whether an operator writes a parameter, of which it is no view."""
+    return any(t.category == "parameter" for t in operator.outputs) and not is_free(operator)
 
 
 def _storages(tensors: Iterable[tuple[Operator, Tensor]], *, updates: bool) -> dict[int, StorageUse]:

@@ -134,7 +134,8 @@ def tokens_of(trace: Trace) -> float | None:
     """
     fed: dict[str, list[Tensor]] = {}
     for operator in trace.operators:
-        if operator.phase == "forward" and kind_of(features.base_name(operator.name)) == "embedding":
+        pooled = features.is_pooled_look_up(operator)  # which adds the rows of a sample up
+        if operator.phase == "forward" and kind_of(features.base_name(operator.name)) == "embedding" and not pooled:
             found = [one for one in operator.inputs if one.category == "input" and "int" in one.dtype and one.shape]
             fed.setdefault(operator.layer, []).extend(found)
     each_once = [given for given in fed.values() if sum(one.shape[0] for one in given) == trace.batch_size]

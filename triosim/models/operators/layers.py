@@ -20,6 +20,30 @@ def embedding(indices: Value, entries: int, width: int, *, weight: Value | None 
     )
 
 
+#: FBGEMM's operators of tables that are looked up together, whose backward kernel updates them by row-wise Adagrad.
+_LOOK_UP = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
+_UPDATE = "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_unweighted_exact_cuda"
+
+
+def pooled_embeddings(indices: Value, rows: int, width: int) -> Value:
+    """FBGEMM's ``SplitTableBatchedEmbeddingBags`` of the open module: sums of rows, (samples, tables, width).
+
+    ``indices`` are (samples, tables, rows that are added). The optimizer's state, one number a row, is in fp32.
+    """
+    tape = indices.tape
+    samples, tables, _ = indices.shape
+    weight = tape.parameter("weight", (tables, rows, width))
+    out = tape.new((samples, tables, width), weight.dtype)
+    tape.record(_LOOK_UP, (weight, indices), (out,))
+
+    def backward(g: Value) -> list[Value | None]:
+        state = tape.new((tables, rows), "float32", category="optimizer_state")
+        tape.record(_UPDATE, (g, weight, state, indices), (weight, state))
+        return [None]
+
+    return tape.differentiate((out,), (weight,), backward)
+
+
 def layer_norm(x: Value, *, bias: bool = True) -> Value:
     """``nn.LayerNorm`` of the open module over the last dimension; the statistics are fp32."""
     tape, width = x.tape, x.shape[-1]
