@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from itertools import accumulate
 
 #: Characters that move a terminal's cursor, change its state, or turn the direction of what follows.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -92,7 +93,7 @@ class DoesNotFitError(TriosimError):
     exit_status = 3
 
 
-def shortened(text: str, longest_value: int = 160, longest: int = 400) -> str:
+def shortened(text: str, longest_value: int = 120, longest: int = 300) -> str:
     """Return a message with its long values, such as a number of a thousand digits, cut in the middle; and the message too."""
     return _cut(" ".join(_cut(word, longest_value) for word in text.split(" ")), longest)
 
@@ -118,16 +119,23 @@ def _as_seen(word: str) -> str:
     return word.casefold().translate(_LOOK_ALIKE)
 
 
+#: Characters of a list of names in a message.
+_LONGEST_LIST = 150
 _LOOK_ALIKE = str.maketrans("oil", "011")
 
 
 def nearest(word: str, known: Iterable[str], most: int | None = None) -> str:
-    """Return "did you mean 'x'?" for the nearest of ``known``, or the list of them when none is near, ``most`` of it."""
+    """Return "did you mean 'x'?" for the nearest of ``known``, or the list of them when none is near.
+
+    Of the list there are ``most``, by default as many as a line has room for.
+    """
     names = sorted(known)
     by_case = {_as_seen(name): name for name in names}
     close = difflib.get_close_matches(_as_seen(word), by_case, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{by_case[close[0]]}'?"
-    if most is not None and len(names) > most:
+    if most is None:
+        most = sum(length <= _LONGEST_LIST for length in accumulate(len(name) + len(", ") for name in names))
+    if len(names) > most:
         return f"known: {', '.join(names[:most])} and {len(names) - most} more"
     return f"known: {', '.join(names)}" if names else "none is known"

@@ -19,6 +19,8 @@ _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:i
 
 #: Longer than any step, and small enough that sums of times stay finite.
 LONGEST_SECONDS = 1e9
+#: Less than any operator takes: a hundredth of a cycle of a GPU's clock.
+SHORTEST_SECONDS = 1e-12
 #: More than any memory holds, and than any link or memory carries.
 _MOST_BYTES, _MOST_BANDWIDTH, _LEAST_BANDWIDTH = 1e21, 1e18, 1e-3
 #: The longest range of ranks.

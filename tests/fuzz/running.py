@@ -119,7 +119,7 @@ def _nonsense(path: Path) -> Iterator[str]:
     for name, value in _numbers(content, ""):
         unbounded = math.isnan(value) or math.isinf(value)
         negative = value < -1e-9 and name.endswith(("_s", "bytes", "seconds"))
-        endless = value > 1e12 and name.endswith("_s") and "per_s" not in name
+        endless = (value > 1e9 and name.endswith(("_s", "seconds")) and "per_s" not in name) or value > 1e30
         if unbounded or negative or endless:
             yield f"{name} is {value:g}"
             return

@@ -58,7 +58,7 @@ def test_a_config_of_very_many_blocks_is_refused_at_once(tmp_path: Path, capsys:
     sizes = {"depths": [1_000_000_000], "hidden_sizes": [16], "image_size": 32, "num_labels": 10}
     path.write_text(json.dumps({"model_type": "convnext", **sizes}))
     assert cli.run(["simulate", str(path), "--gpu", "H100"]) == 2
-    assert "operators of a forward pass" in capsys.readouterr().err
+    assert "1,000,000,000 layers of a model are more than the limit" in capsys.readouterr().err
 
 
 def test_a_batch_that_no_input_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

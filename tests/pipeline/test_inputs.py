@@ -15,7 +15,7 @@ import traces
 import triosim
 from triosim.cli import run
 from triosim.compute.compute_model import ComputeModel, Estimates
-from triosim.errors import OptionError
+from triosim.errors import OptionError, SimulationError
 from triosim.networks import Link, Node, Topology
 from triosim.trace import Operator
 
@@ -184,3 +184,14 @@ def test_a_name_that_is_no_model_is_answered_in_a_few_words(capsys: pytest.Captu
     assert {"gpt2", "llama3-8b", "vgg16"} <= {*capsys.readouterr().out.split()}
     assert run(["show", "llama3-8b"]) == 2
     assert "is the name of a model, not a trace; write one: triosim describe llama3-8b" in capsys.readouterr().err
+
+
+def test_a_step_as_on_no_machine_is_no_result() -> None:
+    """No operator takes too long, and together with a batch of ten times the samples they do."""
+    trace = traces.mlp()
+    long = replace(
+        trace, operators=tuple([replace(one, seconds=9e8 / len(trace.operators)) for one in trace.operators])
+    )
+    assert triosim.simulate(long).step_time_s == pytest.approx(9e8)
+    with pytest.raises(SimulationError, match="as on no machine; look at the operator times"):
+        triosim.simulate(long, batch_size=10 * trace.batch_size)

@@ -95,6 +95,8 @@ class _Readings:
 
     def read(self, path: str) -> None:
         """Read a file of any kind, once."""
+        if "\0" in path:
+            raise OptionError("is not a path", where=path, fix="name a file")
         if (real := os.path.realpath(path)) in self._read:
             raise OptionError("names itself, or a file that names it", where=path, fix="leave one of the two out")
         self._read.add(real)

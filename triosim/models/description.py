@@ -75,7 +75,7 @@ def described(
     sizes = find_model(model)
     if choices.layers is not None:
         sizes = with_layers(sizes, choices.layers)
-    LAYERS.check(getattr(sizes, "layers", 0), "the model")
+    LAYERS.check(getattr(sizes, "layers", 0) or sum(getattr(sizes, "blocks", ())), "the model")
     with without_collecting():
         found = gpus.find(gpu)
         trace = _recorded(sizes, choices.on_gpu(found), found)

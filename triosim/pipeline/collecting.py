@@ -11,6 +11,7 @@ import triosim
 from triosim.config import COMMON, RunConfig
 from triosim.config.file import SUBJECT, absolute, as_json
 from triosim.config.run_config import option_named
+from triosim.errors import SimulationError
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.networks.topology import Topology
 from triosim.pipeline.planning import PlannedRun
@@ -19,10 +20,14 @@ from triosim.pipeline.running import Execution
 from triosim.results.figures import figures
 from triosim.results.finished_run import FinishedRun, MetricOptions
 from triosim.results.result import Result
+from triosim.units import LONGEST_SECONDS
+
+#: Less than a cycle of a GPU's clock, in seconds.
+_SHORTEST_STEP = 1e-10
 
 
 def collect(execution: Execution, planned: PlannedRun, config: RunConfig) -> Result:
-    """Return the result of a run. Raises ``SimulationError`` where nothing was computed."""
+    """Return the result of a run. Raises ``SimulationError`` where nothing was computed, or in a time that cannot be."""
     subject, network = planned.priced.subject, execution.network
     conditions = planned.system.conditions
     stated = bool(conditions.interference or conditions.gpu_events)
@@ -35,6 +40,9 @@ def collect(execution: Execution, planned: PlannedRun, config: RunConfig) -> Res
         notes=(*planned.notes, *execution.notes),
         options=MetricOptions(config.tokens_per_sample, config.price, conditions.gpu_kinds),
     )
+    if not _SHORTEST_STEP <= data.step_time_s <= LONGEST_SECONDS:
+        what = f"the step takes {data.step_time_s:.3g} s, as on no machine"
+        raise SimulationError(what, fix="look at the operator times, which 'triosim show' lists")
     return Result(data, execution.recording, network.topology, network, memory, planned.facts)
 
 

@@ -58,7 +58,7 @@ def test_the_later_of_two_entries_holds(tmp_path: Path) -> None:
             "t.csv:2: the trace has no operator with operator 'linear', phase",
         ),
         ("t.csv", "operator,second\nlinear,1\n", "t.csv:1: unknown column 'second'; did you mean 'seconds'?"),
-        ("t.csv", "operator,seconds\nlinear,-1\n", "t.csv:2: a time of -1 seconds; give 0 to 1e+09"),
+        ("t.csv", "operator,seconds\nlinear,-1\n", "t.csv:2: a time of -1 seconds; give 0, or 1e-12 to 1e+09"),
         ("t.csv", "operator,time\nlinear,5 lightyears\n", "t.csv:2: unknown unit 'lightyears'"),
         ("t.csv", "operator,seconds\nlinear\n", "t.csv:2: 1 cells under 2 columns"),
         ("t.csv", "operator,seconds\n", "t.csv: holds no times"),

@@ -336,7 +336,13 @@ def test_no_mapping_gives_anything_but_a_topology_or_one_line(changes: dict[str,
 
 
 @pytest.mark.parametrize(
-    "said", ["mesh(12, 7, bandwidth=1 GB/s)", "mesh((12, 7), bandwidth=1 GB/s)", "mesh([12, 7], bandwidth=1 GB/s)"]
+    "said",
+    [
+        "mesh(12, 7, bandwidth=1 GB/s)",
+        "mesh((12, 7), bandwidth=1 GB/s)",
+        "mesh([12, 7], bandwidth=1 GB/s)",
+        "mesh(gpus=84, shape=(12, 7), bandwidth=1 GB/s)",
+    ],
 )
 def test_sides_are_read_as_python_has_them(said: str) -> None:
     assert Topology.load(said).name == Topology.load("mesh(12x7, bandwidth=1 GB/s)").name

@@ -24,6 +24,7 @@ from triosim.compute import uncertainty
 from triosim.compute.compute_model import Array, ComputeModel, Estimates
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.trace import Operator, Trace
+from triosim.units import SHORTEST_SECONDS
 
 #: Which terms a regression may have (0 is the fixed time), the simplest first.
 _TERMS = sorted(
@@ -105,7 +106,7 @@ def _drivers(operators: Sequence[Operator]) -> Array:
 
 def fit_line(drivers: Array, seconds: Array) -> LinearFit:
     """Return the simplest of the regressions that are about as good as the best."""
-    timed = seconds > 0.0
+    timed = seconds >= SHORTEST_SECONDS
     points = int(timed.sum())
     if not points:
         return LinearFit((0.0, 0.0, 0.0, 0.0))

@@ -22,7 +22,7 @@ from triosim.input_files import yaml_lines
 from triosim.input_files.reading import parse_json, read_text
 from triosim.operators.features import base_name
 from triosim.trace import PHASES, Operator, Trace
-from triosim.units import LONGEST_SECONDS, parse_time
+from triosim.units import LONGEST_SECONDS, SHORTEST_SECONDS, parse_time
 
 _KEYS = ("id", "operator", "layer", "phase", "seconds", "time")
 
@@ -117,8 +117,9 @@ def _entry(row: Mapping[str, Any], where: str) -> OperatorTimeEntry:
         raise TriosimError(f"seconds: {row['seconds']!r} is not a number", where=where) from None
     except TriosimError as error:
         raise TriosimError(error.what, where=where, fix=error.fix) from None
-    if not 0 <= seconds <= LONGEST_SECONDS:
-        raise TriosimError(f"a time of {seconds:g} seconds", where=where, fix=f"give 0 to {LONGEST_SECONDS:g}")
+    if not (seconds == 0 or SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS):
+        fix = f"give 0, or {SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g}"
+        raise TriosimError(f"a time of {seconds:g} seconds", where=where, fix=fix)
     phase = row.get("phase")
     if phase is not None and phase not in PHASES:
         raise TriosimError(f"unknown phase '{phase}'", where=where, fix=nearest(str(phase), PHASES))

@@ -124,6 +124,7 @@ WRONG: list[tuple[str, list[Any], Any, str, str]] = [
     ("negative time", ["operators", 2, "seconds"], -1, "operators[2].seconds", "negative"),
     ("NaN time", ["operators", 2, "seconds"], math.nan, "operators[2].seconds", "finite"),
     ("infinite time", ["operators", 0, "busy_seconds"], math.inf, "operators[0].busy_seconds", "finite"),
+    ("time of no time", ["operators", 0, "seconds"], 1e-300, "operators[0].seconds", "too small"),
     ("time of 300 years", ["operators", 0, "seconds"], 1e10, "operators[0].seconds", "too large"),
     ("time that is null", ["operators", 0, "seconds"], None, "operators[0].seconds", "absent"),
     ("time that is a text", ["operators", 0, "seconds"], "1", "operators[0].seconds", "not a number"),

@@ -23,7 +23,7 @@ from triosim.output_files import writing_text
 from triosim.trace.formats.native.checks import LARGEST_INTEGER, Checks, shown
 from triosim.trace.formats.native.records import communication, keys_of, marks, storages, to_row
 from triosim.trace.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Tensor, Trace
-from triosim.units import LONGEST_SECONDS
+from triosim.units import LONGEST_SECONDS, SHORTEST_SECONDS
 
 NAME = "json"
 SCHEMA = "triosim-trace/1"
@@ -92,6 +92,8 @@ class TraceReader(Checks):
         if not rows:
             self.fail("operators", "the trace has no operators", "capture at least one step")
         operators = self.operators(rows, tensors)
+        if (together := sum([one.seconds for one in operators])) > LONGEST_SECONDS:
+            self.fail("operators", f"they take {together:g} s together", f"a step takes at most {LONGEST_SECONDS:g} s")
         marked = marks(self, data.get("marks", []), len(operators))
         stored = storages(self, data.get("storages", []), len(operators))
         return Trace(operators, batch_size, model, gpu, times, step, software, self.file, marked, stored)
@@ -161,7 +163,7 @@ class TraceReader(Checks):
             if not (
                 (type(number) is int and 0 <= number <= LARGEST_INTEGER and number not in found)
                 and (type(name) is str and name and type(layer) is str and type(phase) is str and phase in _PHASES)
-                and (type(seconds) is float and 0 <= seconds <= LONGEST_SECONDS)
+                and (type(seconds) is float and (seconds == 0 or SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS))
             ):
                 seconds = self.checked_seconds(item, index, found)
             texts.setdefault(name, f"operators[{index}].name")
@@ -192,6 +194,10 @@ class TraceReader(Checks):
         seconds = self.number(item["seconds"], f"{key_path}.seconds", LONGEST_SECONDS)
         if seconds is None:
             self.fail(f"{key_path}.seconds", "is absent", "every operator needs its time in seconds")
+        if 0 < seconds < SHORTEST_SECONDS:
+            self.fail(
+                f"{key_path}.seconds", f"{seconds:g} is too small", f"it must be 0, or at least {SHORTEST_SECONDS:g}"
+            )
         return seconds
 
     def details(self, item: dict[str, Any], index: int, texts: dict[str, str]) -> tuple[Any, ...]:
