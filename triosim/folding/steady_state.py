@@ -16,8 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import simpy
-
 from triosim.engine import Engine, EngineOptions, Progress, Recording
 from triosim.engine.intervals import Interval, Intervals
 from triosim.engine.recording import RankRecord, TransferInterval, TransferIntervals, TransferKey
@@ -25,10 +23,10 @@ from triosim.extrapolators.core.lowering import LoweredSlot, Lowering
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.extrapolators.core.training_loop import PERIOD_BEGINS, TrainingLoop
+from triosim.folding.finished_network import FinishedNetwork
 from triosim.folding.schedule_period import SchedulePeriod, period_of, shortened
 from triosim.networks.base import Network
-from triosim.networks.extensions import ErrorEstimator, FigureReporter, LinkCounter
-from triosim.networks.topology import NodeRef
+from triosim.networks.extensions import FigureReporter, LinkCounter
 from triosim.tasks import Handle, TaskStream
 
 #: By what part of a period's time two periods may differ that count as equal.
@@ -209,16 +207,12 @@ class _Repetition:
     times: int
 
 
-class RepeatedNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
+class RepeatedNetwork(FinishedNetwork, LinkCounter, FigureReporter):
     """The network of a run whose periods were not all simulated; it has carried what all of them send."""
 
     def __init__(self, network: Network, before: _Snapshot, after: _Snapshot, times: int) -> None:
-        super().__init__(network.env, network.topology)
-        self._network, self._before, self._after, self._times = network, before, after, times
-
-    def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
-        """As the network does."""
-        return self._network.transfer(source, destination, nbytes)
+        super().__init__(network)
+        self._before, self._after, self._times = before, after, times
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that each link would have carried."""
@@ -229,11 +223,6 @@ class RepeatedNetwork(Network, LinkCounter, FigureReporter, ErrorEstimator):
         """Return what the network would have counted."""
         found = self._network.figures() if isinstance(self._network, FigureReporter) else {}
         return self._grown(found, self._before.figures, self._after.figures)
-
-    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
-        """Return the network's."""
-        network = self._network
-        return network.relative_error(kind, gpus, nbytes) if isinstance(network, ErrorEstimator) else 0.0
 
     def _grown(
         self, found: Mapping[str, float], before: Mapping[str, float], after: Mapping[str, float]

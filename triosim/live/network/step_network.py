@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import simpy
-
+from triosim.folding.finished_network import FinishedNetwork
 from triosim.networks.base import Network
-from triosim.networks.extensions import ErrorEstimator, FigureReporter, FlowRecord, LinkRate, LinkRecorder
-from triosim.networks.topology import NodeRef
+from triosim.networks.extensions import FigureReporter, FlowRecord, LinkRate, LinkRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +40,15 @@ class LinkClock:
         return LinkTimes(sent, carried)
 
 
-class StepNetwork(Network, LinkRecorder, FigureReporter, ErrorEstimator):
+class StepNetwork(FinishedNetwork, LinkRecorder, FigureReporter):
     """The network of a run, with the bytes that its links ``carried`` in one step, what else it ``counted``, and when."""
 
     def __init__(
         self, network: Network, carried: Mapping[str, float], counted: Mapping[str, float], times: LinkTimes
     ) -> None:
-        super().__init__(network.env, network.topology)
-        self._network, self._carried, self._counted = network, dict(carried), counted
+        super().__init__(network)
+        self._carried, self._counted = dict(carried), counted
         self.record, self.flows, self.rates = bool(times.rates), times.flows, times.rates
-
-    def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
-        """As the network does."""
-        return self._network.transfer(source, destination, nbytes)
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that each link carried in the step."""
@@ -63,8 +57,3 @@ class StepNetwork(Network, LinkRecorder, FigureReporter, ErrorEstimator):
     def figures(self) -> Mapping[str, float]:
         """Return what the network counted in the step."""
         return self._counted
-
-    def relative_error(self, kind: str, gpus: int, nbytes: float) -> float:
-        """Return the network's."""
-        network = self._network
-        return network.relative_error(kind, gpus, nbytes) if isinstance(network, ErrorEstimator) else 0.0

@@ -18,6 +18,12 @@ def event(category: str, name: str, start: float, length: float, thread: int = 1
     return {"ph": "X", "cat": category, "name": name, **where, "args": about}
 
 
+def reduction(elements: int, **about: Any) -> Event:
+    """Return what an event says of an all-reduce of so many numbers over ranks 0 and 1."""
+    stated = {"Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float"}
+    return {**stated, "Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", **about}
+
+
 def read_profile(folder: Path, events: list[Event]) -> Trace:
     """Write a profile of one GPU, and return the trace that it is read as."""
     path = folder / "profile.json"

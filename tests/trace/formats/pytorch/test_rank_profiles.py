@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_events import event
+from profile_events import event, reduction
 
 import triosim
 from triosim.cli import run
@@ -31,16 +31,11 @@ def lets_wait(number: int, at: float, name: str = "cudaStreamWaitEvent") -> Any:
     return event("cuda_runtime", name, at, 1, correlation=number)
 
 
-def reduces(elements: int, **about: Any) -> dict[str, Any]:
-    stated = {"Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float"}
-    return {**stated, "Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", **about}
-
-
 #: 100 us of computing, a reduction beside 60 us more, and 30 us that the host lets wait for the reduction.
 EVENTS = [
     *launched(1, 0, 5, 100),
     lets_wait(2, 3),
-    *launched(3, 5, 105, 50, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", **reduces(1 << 20)),
+    *launched(3, 5, 105, 50, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", **reduction(1 << 20)),
     *launched(4, 8, 105, 60),
     lets_wait(5, 11),
     *launched(6, 13, 165, 30),
@@ -118,7 +113,7 @@ def test_a_group_that_is_cut_short_is_found_by_its_pattern_or_at_the_top(tmp_pat
     groups = [{"pg_name": "7", "ranks": [1, 2, 3, 5]}]
     kernel = "ncclDevKernel_AllGather"
     for about, members in ((pattern, (1, 3, 5, 7)), ({"Process Group Name": "7", "Group size": 4}, (1, 2, 3, 5))):
-        stated = {**reduces(8), "Process Group Ranks": "[1, ...]", **about, "Collective name": "_allgather_base"}
+        stated = {**reduction(8), "Process Group Ranks": "[1, ...]", **about, "Collective name": "_allgather_base"}
         info = {"backend": "nccl", "rank": 1, "world_size": 8, "pg_config": groups}
         write(tmp_path, 1, launched(1, 0, 5, 9, kernel, **stated), world=8, distributedInfo=info)
         found = streams(tmp_path)
@@ -132,7 +127,7 @@ def test_a_group_that_is_cut_short_is_found_by_its_pattern_or_at_the_top(tmp_pat
     [
         (launched(1, 0, 5, 9, "ncclKernel_AllReduce"), {}, "rank 1: a kernel of NCCL does not say what it does"),
         (
-            launched(1, 0, 5, 9, "ncclDevKernel", **{**reduces(8), "Process Group Ranks": "[...]"}),
+            launched(1, 0, 5, 9, "ncclDevKernel", **{**reduction(8), "Process Group Ranks": "[...]"}),
             {},
             "whose ranks are not known",
         ),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_events import event
+from profile_events import event, reduction
 
 import triosim
 from triosim.trace.formats import read
@@ -63,11 +63,6 @@ def layer_of_four_samples(begin: float, number: int, reduces: dict[str, Any], *,
         *kernel(3 * number + 1, begin + 31),
         *kernel(3 * number + 2, moment, "ncclDevKernel_AllReduce", **reduces),
     ]
-
-
-def reduction(elements: int, **about: Any) -> dict[str, Any]:
-    stated = {"Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float"}
-    return {**stated, "Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", **about}
 
 
 def streams(folder: Path, ranks: dict[int, list[dict[str, Any]]], description: str = "", world: int = 2) -> TaskStreams:
