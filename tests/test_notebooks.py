@@ -17,7 +17,7 @@ from triosim.comparison.strategies import compare
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 FOLDER = EXAMPLES / "notebooks"
-STUDIES = {"choosing_parallelism", "hop_backup_workers", "own_network", "wafer_photonic"}
+STUDIES = {"choosing_parallelism", "hop_backup_workers", "memory_beyond_gpus", "own_network", "wafer_photonic"}
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
