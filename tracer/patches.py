@@ -6,6 +6,7 @@ looked up first: where a version of PyTorch lacks it, the capture ends with an e
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -65,6 +66,17 @@ class Patches(ExitStack):
             self.callback(setattr, function, "__defaults__", function.__defaults__)
             function.__defaults__ = tuple([replaced.get(id(one), one) for one in function.__defaults__])
 
+    def replace_values(self, replaced: Mapping[Any, Any]) -> None:
+        """Replace functions that are values of dictionaries, such as a module's table of openers, which it made at import."""
+        by_identity = {id(one): function for one, function in replaced.items()}
+        for held in _referrers(replaced):
+            if type(held) is not dict or held is replaced or not held.keys().isdisjoint(("__name__", "__module__")):
+                continue  # no names of modules or classes
+            for key, value in list(held.items()):
+                if id(value) in by_identity:
+                    self.callback(held.__setitem__, key, value)
+                    held[key] = by_identity[id(value)]
+
     def set_variable(self, name: str, value: str) -> None:
         """Set a variable of the environment, which programs that the script starts have as well."""
         self.callback(_restore_variable, name, os.environ.get(name))
@@ -90,6 +102,17 @@ class Patches(ExitStack):
         for name, kernel in kernels.items():
             for key in keys:
                 library.impl(name, kernel, key)
+
+
+def _referrers(objects: Iterable[Any]) -> list[Any]:
+    """Return what refers to objects, also where the garbage collector has put it aside in a process that was forked."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    try:
+        return gc.get_referrers(*objects)
+    finally:
+        if frozen:
+            gc.freeze()
 
 
 def _restore_variable(name: str, value: str | None) -> None:

@@ -311,3 +311,11 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert error.startswith(f"triosim: error: the disk of --files is full: {tmp_path}/own has ")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("shown", ["0,1,2,3", "2"])
+def test_an_error_of_ours_that_all_ranks_have_is_shown_once(tmp_path: Path, shown: str) -> None:
+    script = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
+    done = run(tmp_path, script, "--world", "4", "--ranks", "all", "--print-ranks", shown)
+    assert done.returncode == 2
+    assert done.stderr.count("triosim: error: the script starts 2 ranks") == 1

@@ -43,7 +43,9 @@ def install(patches: Patches, files: FileOverlay) -> None:
     os.makedirs(temporary, exist_ok=True)
     patches.make([Patch(tempfile, "tempdir", temporary)])
     patches.set_variable("TMPDIR", temporary)
-    replaced = {id(original): function for original, function in _Functions(files).replaced()}
+    functions = dict(_Functions(files).replaced())
+    patches.replace_values(functions)
+    replaced = {id(original): function for original, function in functions.items()}
     patches.rebind(replaced, _closers(), spared=lambda module: module == FileOverlay.__module__)
     patches.make(_attributes(replaced))
 

@@ -75,9 +75,9 @@ class StepOver:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The script wrote to its standard output or standard error; or a note of ours, which is shown once for all ranks."""
+    """The script wrote to its standard output or standard error; or a note or an error of ours, shown once for all ranks."""
 
-    stream: Literal["out", "err", "note"]
+    stream: Literal["out", "err", "note", "error"]
     text: bytes
 
 

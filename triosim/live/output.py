@@ -24,7 +24,7 @@ class RankOutput(ExitStack):
         self._shown = shown
         self._folder = None if folder is None else Path(folder)
         self._files: dict[int, BinaryIO] = {}
-        self._notes: set[bytes] = set()
+        self._said: set[bytes] = set()  # of ours
         self._held: dict[int, deque[bytes]] = {}  # standard error of ranks that are not shown
         if self._folder is not None:
             try:
@@ -39,11 +39,12 @@ class RankOutput(ExitStack):
             if rank not in self._files:
                 self._files[rank] = self.enter_context((self._folder / f"rank-{rank}.log").open("wb"))
             self._files[rank].write(said.text)
-        if said.stream == "note" and said.text in self._notes:
+        ours = said.stream in ("note", "error")
+        if ours and said.text in self._said:
             return
-        if self._shown is None or rank in self._shown:
-            if said.stream == "note":
-                self._notes.add(said.text)
+        if self._shown is None or rank in self._shown or said.stream == "error":
+            if ours:
+                self._said.add(said.text)
             _write(sys.stdout if said.stream == "out" else sys.stderr, said.text)
         elif said.stream == "err":
             self._held.setdefault(rank, deque(maxlen=_HELD_WRITES)).append(said.text)

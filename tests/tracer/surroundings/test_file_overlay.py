@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import gc
 import os
 import posix
 import shutil
@@ -54,6 +55,28 @@ def test_what_is_written_is_read_back_and_lies_in_the_overlay(overlay: FileOverl
     assert [path.name for path in sorted(folder.rglob("*"))] == ["deep", "data.txt", "notes.txt", "runs", "1", "log"]
     upper = Path(overlay.folder, *folder.parts[1:])
     assert (upper / "notes.txt").read_text() == "new"
+
+
+#: What a module made when it was imported, as ``numpy`` does for its files of text.
+OPENERS = {".txt": open}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_functions_that_a_table_holds_find_what_was_written(tmp_path: Path, folder: Path, frozen: bool) -> None:
+    gc.collect()
+    if frozen:
+        gc.freeze()
+    try:
+        with Patches() as patches:
+            file_functions.install(patches, FileOverlay(tmp_path / "files"))
+            (folder / "new.txt").write_text("new")
+            with OPENERS[".txt"](folder / "new.txt") as file:
+                assert file.read() == "new"
+            assert bool(gc.get_freeze_count()) == frozen
+    finally:
+        gc.unfreeze()
+    assert OPENERS[".txt"] is open
+    assert not (folder / "new.txt").exists()
 
 
 def test_what_is_deleted_is_gone_and_can_be_made_again(overlay: FileOverlay, folder: Path) -> None:

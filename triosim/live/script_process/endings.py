@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from triosim.errors import SimulationError, TriosimError
+from triosim.live.items import Said
 from triosim.live.job import INTERRUPTED
+from triosim.live.script_process.task_feed import TaskFeed
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.script_runner import EnoughSteps, show_error, uncaptured
 from triosim.tracer.stand_ins import finder as stand_ins
@@ -20,23 +22,26 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 _TRACER = str(Path(sys.modules[FakeDevice.__module__].__file__ or "").resolve().parent)
 
 
-def status_of(error: BaseException, files: FileOverlay | None) -> int:
-    """Show the error that a script ended with, if it is one, and return the exit status; ``files`` are what it wrote into."""
+def status_of(error: BaseException, files: FileOverlay | None, feed: TaskFeed) -> int:
+    """Show the error that a script ended with, if it is one, and return the exit status.
+
+    ``files`` are what it wrote into; by the ``feed`` an error of ours is shown once for all ranks.
+    """
     if isinstance(error, EnoughSteps):
         return 0
     if isinstance(error, SystemExit):
         return _status_of_exit(error)
     if isinstance(error, TriosimError):
-        return _refused(error)
+        return _refused(error, feed)
     if files is not None and (full := write_protection.full_disk(error, files)) is not None:
-        return _refused(SimulationError(full))
+        return _refused(SimulationError(full), feed)
     if _is_ours(error):
         sys.excepthook(type(error), error, error.__traceback__)
         print("triosim: internal error, not the script's; please report it with this traceback", file=sys.stderr)
     elif (found := uncaptured(error)) is not None:
         error.__cause__ = error.__context__ = None  # PyTorch's search for a kernel
         show_error(error, (_ROOT,))
-        return _refused(SimulationError(found[0], fix=found[1]))
+        return _refused(SimulationError(found[0], fix=found[1]), feed)
     else:
         show_error(error, (_ROOT,))
         for why in _advice(error, files):
@@ -52,9 +57,10 @@ def _status_of_exit(left: SystemExit) -> int:
     return 1
 
 
-def _refused(error: TriosimError) -> int:
+def _refused(error: TriosimError, feed: TaskFeed) -> int:
     """Show an error of ours in one line, and return its status."""
-    print(f"triosim: error: {error}", file=sys.stderr)
+    sys.stderr.flush()
+    feed.say(Said("error", f"triosim: error: {error}\n".encode()))
     return error.exit_status
 
 

@@ -120,7 +120,7 @@ def _status_of(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps)
     try:
         _run_script(job, messages, feed, steps, files)
     except BaseException as error:
-        return endings.status_of(error, files)
+        return endings.status_of(error, files, feed)
     return 0
 
 
