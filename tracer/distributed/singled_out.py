@@ -1,5 +1,4 @@
-"""Ranks that a script singles out: conditions such as ``rank == 5`` or ``rank % 3 == 1``, which the first and the last rank of
-the world answer alike, and others do not.
+"""Ranks that a script singles out, by conditions (``rank == 5``) that the first and the last rank answer alike and others not.
 
 Whether a script acts on one rank alone cannot be seen by running others. But it has to name that rank: its source is read for
 conditions of nothing but the rank, the size of the world, constants, and names that are assigned these once, and each is
@@ -14,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def singled_out(sources: Iterator[str], world: int, local: int) -> tuple[tuple[i
         known = _assigned_once(tree)
         for condition in {ast.dump(one): one for one in _conditions(tree)}.values():
             try:
-                held = [bool(_value(condition, known, rank, rank % local, world)) for rank in range(world)]
+                held = [bool(_Rank(rank, rank % local, world, known).value(condition)) for rank in range(world)]
             except (_Unknown, ArithmeticError, TypeError):
                 continue
             if held[0] == held[-1] and not all(one == held[0] for one in held):
@@ -110,35 +110,46 @@ def _conditions(tree: ast.AST) -> Iterator[ast.expr]:
             yield from node.values
 
 
-def _value(
-    node: ast.AST, known: Mapping[str, ast.expr], rank: int, local: int, world: int, within: tuple[str, ...] = ()
-) -> Any:
-    """Return what an expression is on a rank, by the ``known`` names, ``within`` those of others. Raises ``_Unknown``."""
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """A rank, which is the ``local``-th of its machine, and what names are assigned in the script: an expression each."""
 
-    def of(one: ast.AST) -> Any:
-        return _value(one, known, rank, local, world, within)
+    number: int
+    local: int
+    world: int
+    known: Mapping[str, ast.expr]
 
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-        return [of(one) for one in node.elts]
-    if isinstance(node, ast.BinOp) and type(node.op) in _COMPUTED:
-        return _COMPUTED[type(node.op)](of(node.left), of(node.right))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _COMPUTED:
-        return _COMPUTED[type(node.op)](of(node.operand))
-    if isinstance(node, ast.BoolOp):
-        values = [of(one) for one in node.values]
-        return all(values) if isinstance(node.op, ast.And) else any(values)
-    if isinstance(node, ast.Compare) and all(type(one) in _COMPUTED for one in node.ops):
-        values = [of(one) for one in (node.left, *node.comparators)]
-        return all(_COMPUTED[type(op)](*pair) for op, *pair in zip(node.ops, values, values[1:], strict=False))
-    name = _name(node)
-    for pattern, number in ((_RANK, rank), (_LOCAL, local), (_WORLD, world)):
-        if name is not None and pattern.fullmatch(name):
-            return number
-    if isinstance(node, ast.Name) and node.id in known and node.id not in within:
-        return _value(known[node.id], known, rank, local, world, (*within, node.id))
-    raise _Unknown
+    def value(self, node: ast.AST, within: tuple[str, ...] = ()) -> Any:
+        """Return what an expression is on the rank, ``within`` those of names. Raises ``_Unknown``."""
+
+        def of(one: ast.AST) -> Any:
+            return self.value(one, within)
+
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            return [of(one) for one in node.elts]
+        if isinstance(node, ast.BinOp) and type(node.op) in _COMPUTED:
+            return _COMPUTED[type(node.op)](of(node.left), of(node.right))
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _COMPUTED:
+            return _COMPUTED[type(node.op)](of(node.operand))
+        if isinstance(node, ast.BoolOp):
+            values = [of(one) for one in node.values]
+            return all(values) if isinstance(node.op, ast.And) else any(values)
+        if isinstance(node, ast.Compare) and all(type(one) in _COMPUTED for one in node.ops):
+            values = [of(one) for one in (node.left, *node.comparators)]
+            return all(_COMPUTED[type(op)](*pair) for op, *pair in zip(node.ops, values, values[1:], strict=False))
+        return self._named(node, within)
+
+    def _named(self, node: ast.AST, within: tuple[str, ...]) -> Any:
+        """Return what a name or a call without arguments is on the rank."""
+        name = _name(node)
+        for pattern, number in ((_RANK, self.number), (_LOCAL, self.local), (_WORLD, self.world)):
+            if name is not None and pattern.fullmatch(name):
+                return number
+        if isinstance(node, ast.Name) and node.id in self.known and node.id not in within:
+            return self.value(self.known[node.id], (*within, node.id))
+        raise _Unknown
 
 
 def _name(node: ast.AST) -> str | None:
