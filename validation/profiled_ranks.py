@@ -15,7 +15,7 @@ from validation.report import Row, relative
 
 _SWITCH = "switch(4, bandwidth={} GB/s, latency=1 us)"
 _PROFILED, _SLOW = 100, 20
-_CLAIMED = {_PROFILED: 0.005, _SLOW: 0.005}
+_CLAIMED = {_PROFILED: 0.001, _SLOW: 0.001}
 #: The options of each step.
 STEPS: tuple[dict[str, Any], ...] = (
     {"parallel": "ddp=4"},
@@ -28,6 +28,7 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"parallel": "pp=2", "micro_batches": 4, "schedule": "interleaved", "virtual_stages": 2},
     {"parallel": "cp=4"},
     {"parallel": "dp=2,tp=2"},
+    {"parallel": "dp=2,fsdp=2"},
 )
 
 

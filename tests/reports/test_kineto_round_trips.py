@@ -22,6 +22,8 @@ LLAMA = {"layers": 2, "seq": 1024, "gpu": "H100"}
 STEPS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ddp": ("llama3-8b", {**LLAMA, "parallel": "ddp=4", "topology": "dgx-h100"}),
     "fsdp": ("llama3-8b", {**LLAMA, "parallel": "fsdp=8", "topology": "dgx-h100"}),
+    "hsdp": ("llama3-8b", {**LLAMA, "parallel": "dp=2,fsdp=4", "topology": "dgx-h100"}),
+    "cp": ("llama3-8b", {**LLAMA, "parallel": "cp=4", "topology": "dgx-h100"}),
     "tp": ("llama3-8b", {**LLAMA, "parallel": "tp=4", "topology": "dgx-h100"}),
     "pp": ("llama3-8b", {**LLAMA, "parallel": "pp=2", "micro_batches": 4, "topology": "dgx-h100"}),
     "free": ("llama3-8b", {**LLAMA, "parallel": "dp=2,tp=2", "topology": "dgx-h100", "host_overhead": "none"}),

@@ -88,6 +88,32 @@ def test_a_kernel_that_starts_late_waited_for_what_had_ended_last(tmp_path: Path
     assert streams(tmp_path).traces[0].marks == (Mark(1, "record", "compute", 0), Mark(1, "wait", "stream 9", 0))
 
 
+def test_a_profile_with_events_of_synchronization_says_what_waits_for_what(tmp_path: Path) -> None:
+    """A second reduction waits for the first one, on a stream of its own, and not for the kernel that runs meanwhile."""
+
+    def waits(number: int, at: float, stream: int, awaited: int, record: int) -> list[Any]:
+        about = {"stream": stream, "correlation": number, "wait_on_stream": awaited}
+        about["wait_on_cuda_event_record_corr_id"] = record
+        return [lets_wait(number, at), event("cuda_sync", "Stream Wait Event", at, 1, stream, **about)]
+
+    kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    events = [
+        *launched(1, 0, 5, 100),
+        lets_wait(90, 3, "cudaEventRecord"),
+        *waits(91, 3.5, 20, 7, 90),
+        *launched(2, 5, 105, 50, kernel, **reduction(1 << 20)),
+        lets_wait(92, 7.5, "cudaEventRecord"),
+        *launched(3, 8, 105, 60),
+        *waits(93, 11, 21, 20, 92),
+        *launched(4, 12, 155, 50, kernel, stream=21, **reduction(1 << 20)),
+    ]
+    for rank in (0, 1):
+        write(tmp_path, rank, events)
+    trace = streams(tmp_path).traces[0]
+    assert [one.stream for one in trace.operators] == ["compute", "compute", "compute", "communication 21 alone"]
+    assert trace.marks == (Mark(3, "wait_work", "communication 21 alone", 1),)
+
+
 def test_messages_name_ranks_of_the_world_and_a_missing_rank_is_taken_to_be_like_another(tmp_path: Path) -> None:
     sizes = {"In msg nelems": 8, "Out msg nelems": 8, "dtype": "Half", "Group size": 2, "Process Group Ranks": "[0, 1]"}
     write(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +71,14 @@ class MemoryEvent(NamedTuple):
     total: int | None = None
 
 
+class EventWait(NamedTuple):
+    """A stream's wait for an event that was recorded on another one, at a moment of the host in microseconds."""
+
+    stream: int
+    awaited: int
+    recorded: float
+
+
 @dataclass(slots=True)
 class Profile:
     """The parts of a profiler file that are used."""
@@ -80,6 +88,9 @@ class Profile:
     modules: dict[str, Spans] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
     waits: list[Span] = field(default_factory=list)  # calls by which the host waits, or lets a stream wait
+    event_waits: dict[int, EventWait] = field(
+        default_factory=dict
+    )  # what calls let wait for what, by their correlation
     lost: list[float] = field(default_factory=list)  # moments of launches whose kernels are not there
     memory: list[MemoryEvent] = field(default_factory=list)
     gpu: str = "unknown"
@@ -130,6 +141,8 @@ def read(path: Path) -> Profile:
     launches: dict[object, tuple[str, float, float]] = {}
     kernels: dict[object, float] = {}  # moments of those that launch kernels
     work: list[dict[str, Any]] = []
+    records: dict[object, float] = {}  # moments of calls that record events
+    synchronizations: list[dict[str, Any]] = []
     for order, event in enumerate(events):
         if not isinstance(event, dict):
             continue
@@ -150,16 +163,21 @@ def read(path: Path) -> Profile:
             launches[event["args"].get("correlation")] = (str(event["tid"]), *_moments(event))
             if "LaunchKernel" in str(event.get("name")):
                 kernels[event["args"].get("correlation")] = float(event["ts"])
+            if "EventRecord" in str(event.get("name")):
+                records[event["args"].get("correlation")] = float(event["ts"])
             if _WAITS.search(str(event.get("name"))):
                 profile.waits.append(_span(event, order))
         elif category in _WORK:
             work.append(event)
+        elif category == "cuda_sync":
+            synchronizations.append(event.get("args", {}))
     for event in work:
         arguments = event.get("args", {})
         thread, launched, returned = launches.get(arguments.get("correlation"), (None, 0.0, 0.0))
         external, stream = _number(arguments.get("External id")), _number(arguments.get("stream"))
         times = *_moments(event), thread, launched, external, returned
         profile.work.append(Work(str(event["name"]), *times, stream or 0, arguments))
+    profile.event_waits = _event_waits(synchronizations, records)
     _check_kernels(work, profile.work, path)
     ran = {event.get("args", {}).get("correlation") for event in work}
     profile.lost = sorted(moment for correlation, moment in kernels.items() if correlation not in ran)
@@ -178,6 +196,17 @@ def read(path: Path) -> Profile:
         if key.endswith("_version") and isinstance(value, (str, int)):
             profile.software[key.removesuffix("_version")] = str(value)
     return profile
+
+
+def _event_waits(found: Iterable[dict[str, Any]], records: Mapping[object, float]) -> dict[int, EventWait]:
+    """Return what streams wait for, as a profiler with ``enable_cuda_sync_events`` knows it."""
+    waits = {}
+    for arguments in found:
+        recorded = records.get(arguments.get("wait_on_cuda_event_record_corr_id"))
+        call, stream, awaited = (_number(arguments.get(key)) for key in ("correlation", "stream", "wait_on_stream"))
+        if recorded is not None and call is not None and stream is not None and awaited is not None:
+            waits[call] = EventWait(stream, awaited, recorded)
+    return waits
 
 
 def _check_kernels(events: list[dict[str, Any]], work: list[Work], path: Path) -> None:

@@ -111,6 +111,9 @@ class _RankReader:
         self._streams = self._named_streams()
         self._operators: list[Operator] = []
         self._marks: list[Mark] = []
+        self._asked: dict[
+            int, list[int]
+        ] = {}  # positions of what the next work of a stream waits for, as the profile says
         self._unawaited: list[tuple[float, int]] = []  # communication that nothing has waited for: its end, its number
         self._host = begin if step is not None else min(map(_issued, self._work), default=0.0)
 
@@ -154,17 +157,29 @@ class _RankReader:
     def _on_host(self, wait: Span) -> int:
         """Take a call that waits; return 1 where it lets a stream wait."""
         if "WaitEvent" in wait.name:
-            return 1
+            return self._let_wait(wait)
         if "Event" not in wait.name:
             stream = None if "Device" in wait.name else _COMPUTE
             self._marks.append(Mark(len(self._operators), "synchronize", stream))
         self._host = wait.end  # while it waits, the host does nothing else
         return 0
 
+    def _let_wait(self, wait: Span) -> int:
+        """Take a call that lets a stream wait; return 1 where the profile does not say for what."""
+        asked = self._profile.event_waits.get(wait.arguments.get("correlation", -1))
+        if asked is not None and asked.awaited in self._streams:
+            awaited = self._streams[asked.awaited]
+            before = bisect.bisect_right(awaited.work, asked.recorded, key=_issued)
+            if before:
+                self._asked.setdefault(asked.stream, []).append(awaited.positions[before - 1])
+        return 0 if self._profile.event_waits else 1
+
     def _computed(self, work: Work, pending: int) -> None:
         stream, position = self._streams[work.stream], len(self._operators)
+        for awaited in self._asked.pop(work.stream, ()):
+            self._wait_for(stream.name, awaited)
         ready = max(work.returned, stream.ends[-1] if stream.ends else 0.0)
-        if work.start > ready + _LATE:
+        if work.start > ready + _LATE and not self._profile.event_waits:
             self._wait_for_last(work, stream, ready)
         for _ in range(pending):
             over = next((one for one in self._unawaited if one[0] <= work.start + _ROUNDING), None)
@@ -207,13 +222,10 @@ class _RankReader:
     def _communicated(self, work: Work, transfer: Transfer) -> None:
         """Write a transfer; it waits for the tail of the stream that issued it, by what ended before it began."""
         stream, position = self._streams[work.stream], len(self._operators)
-        tails = [one for one in self._streams.values() if one.work and not one.name.startswith("communication")]
-        tails.sort(key=lambda one: -one.work[-1].launched)
-        over = (one.name for one in tails if one.ends[-1] <= work.start + _ROUNDING)
         waits = (
             stream.name == _COMPUTE
         )  # the current stream carries it itself, as PyTorch does where nobody goes on meanwhile
-        issuer = _COMPUTE if waits else next(over, f"{stream.name} alone")
+        issuer = _COMPUTE if waits else self._issuer(work, stream)
         work_number, batch = None if waits else position, position if len(transfer.parts) > 1 else None
         host_seconds = self._launched(work)
         for part in transfer.parts:
@@ -237,6 +249,30 @@ class _RankReader:
         if not waits:
             self._unawaited.append((work.end, position))
         self._keep(stream, work, position)
+
+    def _issuer(self, work: Work, stream: _Stream) -> str:
+        """Return the stream whose tail a transfer waits for; one of its own where that is none, or more than a tail."""
+        asked = self._asked.pop(work.stream, [])
+        tails = [one for one in self._streams.values() if one.work and not one.name.startswith("communication")]
+        own = f"{stream.name} alone"
+        if not self._profile.event_waits:
+            tails.sort(key=lambda one: -one.work[-1].launched)
+            return next((one.name for one in tails if one.ends[-1] <= work.start + _ROUNDING), own)
+        for one in tails:
+            if asked == one.positions[-1:]:
+                return one.name
+        for awaited in asked:
+            self._wait_for(own, awaited)
+        return own
+
+    def _wait_for(self, stream: str, awaited: int) -> None:
+        """Let a stream wait for the operator at a position."""
+        operator, now = self._operators[awaited], len(self._operators)
+        if operator.communication is not None and operator.communication.work is not None:
+            self._marks.append(Mark(now, "wait_work", stream, awaited))
+            return
+        self._marks.append(Mark(awaited + 1, "record", operator.stream, awaited))
+        self._marks.append(Mark(now, "wait", stream, awaited))
 
     def _launched(self, work: Work) -> float | None:
         """Return what a launch cost the host, of all since the one before, less what it waited; None where none is known."""
