@@ -266,7 +266,6 @@ class ShardUnits(TrainingHooks):
             if handle is not None:
                 self._gathered[unit] = None
                 yield Wait((handle,))
-                self.memory.free(("fetched", unit))
                 if self._copies is not None and not self._is_whole(unit):
                     yield from self._copy_out(phase, unit, self._copies)
             following = self._units.positions[phase].get(unit, -1) + 1
@@ -316,25 +315,27 @@ class ShardUnits(TrainingHooks):
                     self.memory.free(("gathered", unit))
 
     def _gather(self, unit: str) -> TaskStream:
-        if unit not in self._gathered:
-            layers, group = self._units.parameters[unit], self._groups[unit in self._units.expert_units]
-            after: tuple[Handle, ...] = ()
-            share, on_load = (
-                self._units.shares.get(unit, 0.0),
-                self._choices.gathered_on_load and not self._is_whole(unit),
-            )
-            if self._fetcher is not None and not on_load:
-                if not self._is_whole(unit):
-                    self.memory.allocate(("fetched", unit), share, "communication", unit, stream="fsdp all-gather")
-                after = ((yield from self._fetcher.fetch(unit, share)),)
-            self.memory.allocate(("gathered", unit), layers.total, "communication", unit, stream="fsdp all-gather")
-            if self._is_whole(unit):
-                (self._gathered[unit],) = after
-            else:
-                nbytes = share * len(group.ranks) if on_load else layers.total
-                memory = self._choices.kept_in if on_load else None
-                gather = AllGather(nbytes, group, stream="fsdp all-gather", layers=layers, after=after, memory=memory)
-                self._gathered[unit] = yield gather
+        """Gather a unit; what was fetched for it is copied into the all-gather's buffer, and freed."""
+        if unit in self._gathered:
+            return
+        layers, is_whole = self._units.parameters[unit], self._is_whole(unit)
+        on_load = self._choices.gathered_on_load and not is_whole
+        after: tuple[Handle, ...] = ()
+        if self._fetcher is not None and not on_load:
+            if not is_whole:
+                fetched = self._units.shares[unit]
+                self.memory.allocate(("fetched", unit), fetched, "communication", unit, stream="fsdp all-gather")
+            after = ((yield from self._fetcher.fetch(unit, self._units.shares[unit])),)
+        self.memory.allocate(("gathered", unit), layers.total, "communication", unit, stream="fsdp all-gather")
+        if is_whole:
+            (self._gathered[unit],) = after
+            return
+        group = self._groups[unit in self._units.expert_units]
+        nbytes = self._units.shares[unit] * len(group.ranks) if on_load else layers.total
+        memory = self._choices.kept_in if on_load else None
+        gather = AllGather(nbytes, group, stream="fsdp all-gather", layers=layers, after=after, memory=memory)
+        self._gathered[unit] = yield gather
+        self.memory.free(("fetched", unit))
 
     def forward_ends(self) -> None:
         """Free the last buffer, which is copied out by now."""

@@ -128,6 +128,15 @@ def test_parameters_are_fetched_for_each_pass_and_nothing_comes_back_after_the_u
     assert result.memory.fullest.peak_bytes < kept
 
 
+def test_shares_that_were_fetched_are_freed_once_they_are_in_the_all_gathers_buffer() -> None:
+    """As under FSDP2: what is left on the GPU for communication is what it is without offload."""
+    kept, fetched = (
+        triosim.rank_memory(gpt(), "fsdp", gpus=4, offload=offload).fullest.by_category["communication"]
+        for offload in ("none", "optimizer=host,parameters=host")
+    )
+    assert fetched == kept
+
+
 def test_parameters_on_drives_go_through_the_host_and_are_written_after_the_update() -> None:
     on_host = offloaded("optimizer=host,parameters=host", "fsdp", gpus=2)
     result = offloaded("optimizer=host,parameters=nvme", "fsdp", gpus=2)
