@@ -2,7 +2,8 @@
 
 Run with ``python benchmarks/search.py [--jobs N] [SPACE ...]``; the spaces are ``gpt``, ``405b`` and ``405b-16384``. With
 ``--every`` all valid points that fit are simulated too, and the best of them is compared with the one that the search found;
-those that do not fit because others do not are planned. With ``--points N`` instead some N valid points are weighed and
+those that do not fit because others do not are planned. ``--executor ray`` works on a Ray cluster that runs, whose workers are
+no processes of this one: their processor time is not counted. With ``--points N`` instead some N valid points are weighed and
 simulated after each other in one process, in the order of a search and in random order.
 """
 
@@ -75,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("spaces", nargs="*", default=["gpt"], choices=BENCHMARKS)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--executor", default="local", choices=("local", "ray"))
     parser.add_argument("--top", type=int, default=1)
     parser.add_argument("--every", action="store_true")
     parser.add_argument("--points", type=int, metavar="N")
@@ -84,15 +86,17 @@ def main() -> None:
         if given.points:
             _time_points(name, space, given.points)
             continue
-        found = _search(name, space, given.jobs, given.top)
+        options = SearchOptions(top=given.top, executor=given.executor, jobs=given.jobs)
+        found = _search(name, space, options)
         if given.every:
             _compare_with_every(found, given.jobs)
 
 
-def _search(name: str, space: Space, jobs: int, top: int) -> Searched:
+def _search(name: str, space: Space, options: SearchOptions) -> Searched:
     began = time.perf_counter()
     validity = validity_of(space)
-    found = run_search(space, validity, SearchOptions(top=top), lambda *_: None, jobs=jobs)
+    jobs = options.jobs or 1
+    found = run_search(space, validity, options, lambda *_: None, jobs=jobs)
     seconds = time.perf_counter() - began
     fitting = found.count("simulated") + found.count("excluded")
     print(

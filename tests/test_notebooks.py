@@ -17,7 +17,16 @@ from triosim.comparison.strategies import compare
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 FOLDER = EXAMPLES / "notebooks"
-STUDIES = {"choosing_parallelism", "hop_backup_workers", "memory_beyond_gpus", "own_network", "wafer_photonic"}
+STUDIES = {
+    *(
+        "choosing_parallelism",
+        "hop_backup_workers",
+        "memory_beyond_gpus",
+        "own_network",
+        "training_70b",
+        "wafer_photonic",
+    )
+}
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
@@ -53,7 +62,13 @@ def test_a_notebook_is_stored_without_its_outputs_and_begins_with_what_it_is_abo
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_what_a_notebook_takes_from_triosim_is_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))  # as the notebooks do
-    known = {*inspect.signature(triosim.simulate).parameters, *inspect.signature(compare).parameters}
+    known = {
+        *(
+            name
+            for called in (triosim.simulate, compare, triosim.search)
+            for name in inspect.signature(called).parameters
+        )
+    }
     simulated = False
     for node in ast.walk(code(path)):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith(("triosim", "hop_backup_workers")):
@@ -61,7 +76,7 @@ def test_what_a_notebook_takes_from_triosim_is_there(path: Path, monkeypatch: py
             assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "triosim":
             assert node.attr in triosim.__all__
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("triosim.simulate", "compare"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("triosim.simulate", "compare", "triosim.search"):
             assert {word.arg for word in node.keywords if word.arg} <= known, ast.unparse(node)
             simulated = True
     assert simulated or path.stem == "hop_backup_workers"  # whose script simulates

@@ -25,6 +25,11 @@ def test_a_name_in_a_table_is_neither_markup_nor_an_escape_sequence() -> None:
     assert shown.count("net\u241b[31m\u241b]0;owned[red]$x^{$<script>") == 2  # rich leaves out bells
 
 
+def test_a_text_is_a_text_in_a_notebook_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert plain_text(table("steps", "step", rows=[["3 ms"]])).splitlines()[0] == "steps"
+
+
 @pytest.fixture
 def evil(tmp_path: Path) -> Path:
     path = tmp_path / "evil.json"

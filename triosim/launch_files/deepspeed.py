@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from triosim.config import Option
 from triosim.config.offload import Offload
@@ -23,7 +23,7 @@ _STEPS = Option("gradient_accumulation_steps", "whole")
 _STAGE = Option(f"{_Z}stage", "whole", 0, least=0, most=3)
 _BUCKET = Option(f"{_Z}reduce_bucket_size", "number", 5e8)
 _OVERLAP = Option(f"{_Z}overlap_comm", "flag")
-_TIERS = {"none": None, "cpu": "host", "nvme": "nvme"}
+_TIERS: Mapping[str, Literal["host", "nvme"] | None] = {"none": None, "cpu": "host", "nvme": "nvme"}
 _OPTIMIZER_AT = Option(f"{_Z}offload_optimizer.device", "choice", "none", choices=tuple(_TIERS))
 _PARAMETERS_AT = Option(f"{_Z}offload_param.device", "choice", "none", choices=tuple(_TIERS))
 _BF16, _FP16 = Option("bf16.enabled", "flag", False), Option("fp16.enabled", "flag", False)
@@ -87,7 +87,7 @@ def read_offload(given: Given, optimizer: Option, parameters: Option) -> Setting
 def write_offload(job: Job, optimizer: Option, parameters: Option) -> Settings:
     """Return the devices of two keys; None where nothing is offloaded."""
     offload = Offload.of(str(job.get("offload")))
-    names = {tier: device for device, tier in _TIERS.items() if tier is not None}
+    names = {str(tier): device for device, tier in _TIERS.items() if tier is not None}
     return {optimizer.name: names.get(str(offload.optimizer)), parameters.name: names.get(str(offload.parameters))}
 
 

@@ -51,6 +51,8 @@ def _sentence(found: Searched) -> str:
         f"Of {found.validity.points:,} points, {valid:,} are valid, {too_large:,} need too much memory, "
         f"{found.excluded_by_bound:,} cannot be better, and {found.count('simulated'):,} were simulated{left}"
     )
+    if found.sampled:
+        counts = f"A sampler drew the points: there may be better ones. {counts}"
     if found.interrupted:
         counts = f"The search was interrupted: there may be better points. {counts}"
     if found.interrupted and found.best is None:

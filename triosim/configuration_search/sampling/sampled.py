@@ -29,7 +29,7 @@ TryAll = Callable[[Iterable[Attempt]], Iterator[tuple[Attempt, Outcome]]]
 #: What is told of a point that does not fit, times its memory over the GPU's, and of one that cannot run.
 _TOO_LARGE, _CANNOT_RUN = 1e15, 1e30
 #: After how many points in a row that are known or break a rule one is drawn at random, and how many of those are drawn.
-_PATIENCE, _MOST_AT_RANDOM = 50, 5_000
+_PATIENCE, _MOST_AT_RANDOM = 20, 5_000
 
 
 @dataclass
@@ -86,21 +86,33 @@ class SampledSearch:
                 yield attempt
 
     def _new_point(self) -> Point | None:
-        rules = rules_without(self.space.without_rules)
-        for count in range(_PATIENCE + _MOST_AT_RANDOM):
-            number, point = self.sampler.draw() if count < _PATIENCE else self.sampler.draw_at_random()
-            if point.key in self._told:
-                self.sampler.tell(number, self._told[point.key])
-            elif point.key in self._numbers:  # it is being tried
+        """Return a point to try: the sampler's, or where it draws known ones alone, one at random; None where none is left."""
+        for _ in range(_PATIENCE):
+            number, point = self.sampler.draw()
+            if point.key in self._numbers and point.key not in self._told:  # it is being tried
                 self.sampler.forget(number)
-            elif (rule := broken_rule(self.space, point, rules)) is not None:
-                self._invalid[rule.name] += 1
-                self._told[point.key] = self._scores(_CANNOT_RUN)
-                self.sampler.tell(number, self._told[point.key])
-            else:
+            elif self._is_new(point):
                 self._numbers[point.key] = number
                 return point
+            else:
+                self.sampler.tell(number, self._told[point.key])
+        for _ in range(_MOST_AT_RANDOM):
+            parameters, point = self.sampler.at_random()
+            if point.key not in self._numbers and self._is_new(point):
+                self._numbers[point.key] = self.sampler.adopt(parameters)
+                return point
         return None
+
+    def _is_new(self, point: Point) -> bool:
+        """Whether a point keeps the rules and nothing is told of it; one that breaks a rule is counted."""
+        if point.key in self._told:
+            return False
+        rule = broken_rule(self.space, point, rules_without(self.space.without_rules))
+        if rule is None:
+            return True
+        self._invalid[rule.name] += 1
+        self._told[point.key] = self._scores(_CANNOT_RUN)
+        return False
 
     def _keep(self, attempt: Attempt, outcome: Outcome) -> None:
         self._outcomes[attempt.key] = outcome

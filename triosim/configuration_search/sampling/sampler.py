@@ -19,6 +19,9 @@ from triosim.configuration_search.spaces.layout import multiple
 from triosim.configuration_search.spaces.space import Axis, Space
 from triosim.errors import OptionError, TriosimError
 
+#: What Optuna has of a point, by the names of its axes: a number of an interval, or a place in a list.
+Parameters = dict[str, float]
+
 TPE, CMA_ES, RANDOM = "tpe", "cma-es", "random"
 SAMPLERS = (TPE, CMA_ES, RANDOM)
 
@@ -44,14 +47,23 @@ class Sampler:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trial = self._study.ask()
-            point = Point.of({axis.name: _suggested(trial, axis) for axis in self._axes})
+            parameters = {axis.name: _suggested(trial, axis) for axis in self._axes}
         self._drawn[trial.number] = trial
-        return trial.number, point
+        return trial.number, self._point(parameters)
 
-    def draw_at_random(self) -> tuple[int, Point]:
-        """Return a number and a point without regard to what is known."""
-        self._study.enqueue_trial({axis.name: _random_parameter(axis, self._random) for axis in self._axes})
-        return self.draw()
+    def at_random(self) -> tuple[Parameters, Point]:
+        """Return a point without regard to what is known, and what ``adopt`` takes it by."""
+        parameters = {axis.name: _random_parameter(axis, self._random) for axis in self._axes}
+        return parameters, self._point(parameters)
+
+    def adopt(self, parameters: Parameters) -> int:
+        """Return the number of a point that was drawn at random."""
+        self._study.enqueue_trial(parameters)
+        number, _ = self.draw()
+        return number
+
+    def _point(self, parameters: Parameters) -> Point:
+        return Point.of({axis.name: _value(axis, parameters[axis.name]) for axis in self._axes})
 
     def forget(self, number: int) -> None:
         """Learn nothing of a point that was drawn: it is being tried already."""
@@ -97,22 +109,27 @@ def _sampler(optuna: Any, kind: str, objectives: int, seed: int) -> Any:
     )
 
 
-def _suggested(trial: Any, axis: Axis) -> Value:
-    """Return the value of an axis that Optuna suggests; of a list its place is suggested."""
+def _suggested(trial: Any, axis: Axis) -> float:
+    """Return what Optuna suggests of an axis: a number of its interval, or a place in its list."""
     span = axis.interval
     if span is None:
         places = range(len(axis.values))
-        in_order = len(places) > 2 and _is_ordered(axis.values)
-        place: int = (
-            trial.suggest_int(axis.name, 0, places[-1]) if in_order else trial.suggest_categorical(axis.name, [*places])
-        )
-        return axis.values[place]
-    suggest = trial.suggest_int if span.whole else trial.suggest_float
-    ends = (int(span.low), int(span.high)) if span.whole else (span.low, span.high)
-    return checked(axis.name, span.value(suggest(axis.name, *ends, log=span.logarithmic)), f"--vary {axis.name}")
+        if len(places) > 2 and _is_ordered(axis.values):
+            return int(trial.suggest_int(axis.name, 0, places[-1]))
+        return int(trial.suggest_categorical(axis.name, [*places]))
+    if span.whole:
+        return int(trial.suggest_int(axis.name, int(span.low), int(span.high), log=span.logarithmic))
+    return float(trial.suggest_float(axis.name, span.low, span.high, log=span.logarithmic))
 
 
-def _random_parameter(axis: Axis, random: Random) -> int | float:
+def _value(axis: Axis, parameter: float) -> Value:
+    """Return the value of an axis for what Optuna has of it."""
+    if axis.interval is None:
+        return axis.values[int(parameter)]
+    return checked(axis.name, axis.interval.value(parameter), f"--vary {axis.name}")
+
+
+def _random_parameter(axis: Axis, random: Random) -> float:
     """Return a value of an axis as Optuna has it."""
     span = axis.interval
     if span is None:

@@ -16,7 +16,8 @@ def new_console(**options: Any) -> Console:
     """Return a console with options of rich's ``Console``, which shows control characters in texts as pictures."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, **options)
+    # In a notebook rich would show its own output in the place of the text that is asked for.
+    console = Console(highlight=False, markup=False, force_jupyter=False, **options)
     hook: Any = _Printable()
     console.push_render_hook(hook)
     return console
