@@ -55,7 +55,8 @@ FLOORS = (
     *("triosim.compute", "triosim.sharding", "triosim.operators"),
     *("triosim.config", "triosim.tasks"),
     *("triosim.gpus", "triosim.trace", "triosim.plugins"),
-    *("triosim.input_files", "triosim.output_files", "triosim.garbage_collector", "triosim.units", "triosim.errors"),
+    *("triosim.input_files", "triosim.output_files", "triosim.temporary_folder", "triosim.garbage_collector"),
+    *("triosim.units", "triosim.errors"),
     "triosim",  # its version: everything else that it names, it loads when it is asked for
 )
 HEIGHT = {prefix: height for height, prefix in enumerate(reversed(FLOORS))}

@@ -45,7 +45,7 @@ def names() -> list[str]:
 
 def ships(preset: str) -> bool:
     """Return whether a calibration ships for a preset."""
-    return (SHIPPED / f"{preset}.json").is_file()
+    return preset in names()
 
 
 @cache

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -23,6 +22,7 @@ from triosim.capture.process_pool import CaptureJob, RankPool
 from triosim.compute.pricing.prediction import with_predicted_times
 from triosim.errors import CaptureError, OptionError
 from triosim.gpus import DEFAULT_GPU
+from triosim.temporary_folder import TemporaryFolder
 from triosim.trace import Trace
 from triosim.trace.sample_axes import Groups, SampleAxes
 from triosim.trace.task_streams import TaskStreams
@@ -73,7 +73,7 @@ def capture_ranks(
 def captured_streams(job: CaptureJob, chosen: Sequence[int] | None, *, quiet: bool = False) -> CapturedStreams:
     """Capture the ``chosen`` ranks of a world, or, with None, those that differ, and return the streams of all ranks."""
     world = job.world
-    with tempfile.TemporaryDirectory(prefix="triosim-") as folder, RankPool(job, Path(folder), quiet) as pool:
+    with TemporaryFolder() as folder, RankPool(job, Path(folder), quiet) as pool:
         like = _with_singled_out(pool, _compared(pool, world)) if chosen is None else _nearest(pool, chosen, world)
         captured = sorted(set(like))
         summaries = dict(zip(captured, pool.summaries(captured), strict=True))

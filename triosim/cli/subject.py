@@ -14,7 +14,7 @@ from triosim.config import CONDITIONS, Option, RunConfig, parsed
 from triosim.config.file import ConfigFile, check_config_name, files_named, merged, read_config, write_config
 from triosim.config.option import Command
 from triosim.config.run_config import option_named
-from triosim.errors import OptionError
+from triosim.errors import OptionError, printable, shortened
 from triosim.output_files import check_outputs
 
 reports = LaterModule("results.report")
@@ -137,7 +137,7 @@ def _of_launch_file(path: str, subject: str, said: Mapping[str, Any], *, ignore_
     model = launch_jobs.ModelSizes.of(subject, of_model)
     found = launch_reading.read_launch_file(path, model, ignore_unknown=ignore_unknown)
     for one in found.ignored:
-        print(f"triosim: ignored: {one.where}: {one.what}", file=sys.stderr)
+        print(shortened(printable(f"triosim: ignored: {one.where}: {one.what}")), file=sys.stderr)
     _note_what_is_unsaid(found, model, said)
     batch = {"micro_batches", "global_batch_size"} if said.keys() & {"batch_size", "global_batch_size"} else set[str]()
     return {name: value for name, value in found.options.items() if name not in batch}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from functools import cache
 from pathlib import Path
 
 from triosim.errors import TraceError
 from triosim.input_files.limits import FILE_BYTES
+from triosim.temporary_folder import TemporaryFolder
 
 STANDARD_INPUT = "-"
 _PIECE = 1 << 20
@@ -55,12 +55,12 @@ def _identity(name: str) -> tuple[int, int]:
 
 @cache
 def _folder() -> str:
-    kept = tempfile.TemporaryDirectory(prefix="triosim-")  # removed when the process ends
+    kept = TemporaryFolder()  # removed when the process ends
     _FOLDERS.append(kept)
     return kept.name
 
 
-_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+_FOLDERS: list[TemporaryFolder] = []
 #: The temporary file of each pipe, and the names that messages show in their place.
 _KEPT: dict[tuple[int, int], str] = {}
 _NAMES: dict[str, str] = {}

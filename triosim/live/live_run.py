@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import signal
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from triosim.live.rank_hosts import ScriptFailed
 from triosim.live.running_rank import RunningRank
 from triosim.live.step_records import LiveStep, StepRecord, StepRecords
 from triosim.tasks import Compute
+from triosim.temporary_folder import TemporaryFolder
 from triosim.trace import Trace
 from triosim.trace.sample_axes import SampleAxes
 from triosim.trace.task_streams import TaskStreams
@@ -64,9 +64,15 @@ class LiveRun:
         self._output = output
         self._groups = LiveGroups()
         self._groups.add({"world": [tuple(range(job.world))]})
-        self._folder = tempfile.TemporaryDirectory(prefix="triosim-")
+        self._folder = TemporaryFolder()
         self._like, self._alike = tuple(like), tuple(like if alike is None else alike)
-        self._processes = {rank: self._started(rank) for rank in sorted(set(like))}
+        self._processes: dict[int, tuple[Any, Any]] = {}
+        try:
+            for rank in sorted(set(like)):
+                self._processes[rank] = self._started(rank)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> LiveRun:
         return self

@@ -32,6 +32,7 @@ from triosim.pipeline.reading import read
 from triosim.pipeline.running import Execution
 from triosim.results.result import Result
 from triosim.results.values import ScriptStep
+from triosim.temporary_folder import TemporaryFolder
 from triosim.tracer.script_runner import check_script
 from triosim.units import format_time
 
@@ -196,7 +197,7 @@ def _compared(ranks: str, job: LiveJob, patience: float) -> _Compared:
 def _captured(job: LiveJob, asked: list[int] | None, patience: float, *, whole: bool) -> CapturedStreams:
     """Capture a script's second step, or the ``whole`` of it, and show nothing. Raises ``CaptureError`` where it has none."""
     said = io.StringIO()
-    with redirect_stderr(said), tempfile.TemporaryDirectory(prefix="triosim-") as files:
+    with redirect_stderr(said), TemporaryFolder() as files:
         capture = CaptureJob(
             job.script,
             job.gpu,

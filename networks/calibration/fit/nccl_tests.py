@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from triosim.input_files.reading import MOST_DIGITS
 from triosim.networks.calibration.stored import KINDS
 
 NAMES = {kind.replace("all_to_all", "alltoall"): kind for kind in KINDS}  # as nccl-tests writes them
@@ -96,7 +97,7 @@ def parse(text: str) -> list[TestRun]:
             found = _line(number, row, outside_first, rooted)
             if found is not None:
                 runs[-1].lines.append(found)
-            elif int(row[1]) > 0 < int(row[2]) and int(row[1]) % int(row[2]) == 0:
+            elif _is_cut(row):
                 runs[-1].cut.append(number)
     return [run for run in runs if run.lines or run.cut]
 
@@ -108,7 +109,16 @@ def _begin(runs: list[TestRun]) -> TestRun:
     return runs[-1]
 
 
+def _is_cut(row: re.Match[str]) -> bool:
+    """Whether a row has sizes as nccl-tests writes them, and no times."""
+    if max(len(row[1]), len(row[2])) > MOST_DIGITS:
+        return True
+    return int(row[1]) > 0 < int(row[2]) and int(row[1]) % int(row[2]) == 0
+
+
 def _line(number: int, row: re.Match[str], outside_first: bool, rooted: bool) -> TestRow | None:
+    if len(row[1]) > MOST_DIGITS:
+        return None
     words = row[4].split()
     reduces, has_root = False, False
     if words and not _is_figure(words[0]):
