@@ -29,6 +29,7 @@ from triosim.networks.extensions import FigureReporter, FlowRecord, LinkRate, Li
 from triosim.networks.flow.packet import PacketNetwork
 from triosim.networks.photonic.optics import OPTIONS, Optics, changed, optics_of
 from triosim.networks.topology import Link, NodeRef, Topology
+from triosim.networks.topology.graph import Memory
 from triosim.units import Quantity
 
 
@@ -104,6 +105,7 @@ class CircuitTopology(Topology):
 
     def __init__(self, electrical: Topology, optics: Optics) -> None:
         self.optics = optics
+        self._electrical = electrical
         self._reached: dict[tuple[str, str], Link] = {}
         circuits = [
             replace(one, bandwidth=optics.circuit_bandwidth, latency=optics.latency) for one in electrical.dimensions
@@ -119,6 +121,11 @@ class CircuitTopology(Topology):
         gpus = frozenset(self.gpus)
         for name in [link.name for link in self.links.values() if {link.source, link.destination} <= gpus]:
             del self.links[name]
+
+    @property
+    def memories(self) -> Mapping[str, Memory]:
+        """The memories outside of GPUs, which electrical links reach."""
+        return self._electrical.memories
 
     def circuit(self, source: str, destination: str) -> Link:
         """Return one direction of the circuit between two GPUs, whether it stands or not."""

@@ -65,6 +65,20 @@ def test_gradients_are_all_reduced_by_their_bytes(tmp_path: Path) -> None:
     assert sum(graph.whole(node, "comm_size") for node in collectives) == pytest.approx(sent)
 
 
+def test_units_that_switches_gather_are_loads_of_all_their_bytes(tmp_path: Path) -> None:
+    pool = {"groups": 2, "switches": 1, "capacity": "1 TB", "gathers": True}
+    pool |= dict.fromkeys(("bandwidth", "node_bandwidth", "group_bandwidth"), "100 GB/s")
+    host = {"host": {"bandwidth": "50 GB/s"}, "host_memory": {"capacity": "1 TB", "bandwidth": "200 GB/s"}}
+    topology = {"topology": "switch", "gpus": 4, "bandwidth": "100 GB/s", **host, "pool": pool}
+    options = {**GPT, "topology": topology, "parallel": "fsdp=4", "offload": "parameters=pool", "training": False}
+    write_step("gpt2", RunConfig.of(**options), tmp_path / "graphs")
+    (graph, *_) = read_workload(tmp_path / "graphs")
+    loads = [graph.whole(node, "tensor_size") for node in graph.nodes.values() if node.type == NodeType.MEM_LOAD]
+    parameters = 2 * (2 * 12 * 768**2 + (50257 + 1024) * 768)  # of two layers, in bf16, but for norms and biases
+    assert sum(loads) == pytest.approx(parameters, rel=2e-3)
+    assert not [node for node in graph.nodes.values() if node.type == NodeType.COMM_COLL]
+
+
 def test_operators_have_their_flops_and_bytes(tmp_path: Path) -> None:
     """The largest product is that of 1,024 tokens by a vocabulary of 50,257 and 768 features, in bf16."""
     (graph, *_) = read_workload(written(tmp_path, parallel="ddp=4"))

@@ -249,6 +249,9 @@ class RankNodes:
         return self._put(part.label or "recv", NodeType.COMM_RECV, waits, attributes | ends)
 
     def _collective(self, task: Collective, waits: Ids) -> int:
+        if task.memory is not None:  # each rank loads all of it, gathered on the way
+            loaded: dict[str, Value] = {"is_cpu_op": False, "tensor_size": round(task.nbytes)}
+            return self._put(task.label or task.kind, NodeType.MEM_LOAD, waits, loaded)
         size = task.nbytes / len(task.group.ranks) if task.kind in _OF_ALL else task.nbytes
         attributes: dict[str, Value] = {
             "is_cpu_op": False,

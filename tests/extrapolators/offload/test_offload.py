@@ -178,6 +178,22 @@ def test_switches_that_gather_what_is_loaded_send_every_unit_whole_to_every_rank
     assert by_switches.memory.fullest.peak_bytes <= by_ranks.memory.fullest.peak_bytes
 
 
+@pytest.mark.parametrize("offload", ["optimizer=nvme", "optimizer=host,parameters=pool"])
+def test_circuits_between_gpus_leave_the_links_to_memories_as_they_are(offload: str) -> None:
+    """On circuits no switch gathers: ranks load their shares, and gather them."""
+    topology = {"pool": {**POOL, "gathers": True}}
+    electrical, photonic = (
+        offloaded(offload, "fsdp", gpus=4, network=network, topology=topology) for network in ("packet", "photonic")
+    )
+    assert copied(photonic, "cpu optimizer") == copied(electrical, "cpu optimizer")
+    assert exposed(photonic, "cpu optimizer") == pytest.approx(exposed(electrical, "cpu optimizer"), rel=0.05)
+    if offload == "optimizer=nvme":
+        assert copied(photonic, "states") == copied(electrical, "states")
+    else:
+        block = 12 * WIDTH**2 + 13 * WIDTH
+        assert copied(photonic, "parameters") == pytest.approx(2 * (P + (LAYERS - 1) * block) + 2 * P, rel=1e-2)
+
+
 def test_inference_may_gather_in_switches_too() -> None:
     topology = {"pool": {**POOL, "gathers": True}}
     result = offloaded("parameters=pool", "fsdp", gpus=16, topology=topology, training=False, fold=True)
