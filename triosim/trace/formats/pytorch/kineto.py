@@ -136,54 +136,86 @@ def read(path: Path) -> Profile:
     events = data.get("traceEvents")
     if not isinstance(events, list):
         raise TraceError("has no list of events", where=f"{path}: traceEvents", fix="give a PyTorch profiler file")
-    profile = Profile()
-    modules: dict[str, list[Span]] = {}
-    launches: dict[object, tuple[str, float, float]] = {}
-    kernels: dict[object, float] = {}  # moments of those that launch kernels
-    work: list[dict[str, Any]] = []
-    records: dict[object, float] = {}  # moments of calls that record events
-    synchronizations: list[dict[str, Any]] = []
+    found = _Events()
     for order, event in enumerate(events):
-        if not isinstance(event, dict):
-            continue
+        if isinstance(event, dict):
+            found.add(event, order)
+    profile = found.profile()
+    _check_kernels(found.work, profile.work, path)
+    _describe(profile, data, found.work)
+    return profile
+
+
+class _Events:
+    """The events of a file by what they are of, until all are there: a kernel may stand before the call that launched it.
+
+    ``work`` are those of the GPU.
+    """
+
+    def __init__(self) -> None:
+        self.work: list[dict[str, Any]] = []
+        self._profile = Profile()
+        self._modules: dict[str, list[Span]] = {}
+        # By correlation: the thread and the moments of calls, the moments of those that launch kernels or record events.
+        self._calls: dict[object, tuple[str, float, float]] = {}
+        self._launches: dict[object, float] = {}
+        self._records: dict[object, float] = {}
+        self._synchronizations: list[dict[str, Any]] = []
+
+    def add(self, event: dict[str, Any], order: int) -> None:
+        """Add an event, the ``order``-th of the file."""
         if event.get("name") == "[memory]":
-            profile.memory.append(_memory(event))
+            self._profile.memory.append(_memory(event))
         if event.get("ph") != "X":
-            continue
+            return
         category = event.get("cat")
         if category in ("cpu_op", "user_annotation"):
             call = _span(event, order)
             call.annotation = category == "user_annotation"
-            (profile.steps if _STEP.fullmatch(call.name) else profile.calls).append(call)
+            (self._profile.steps if _STEP.fullmatch(call.name) else self._profile.calls).append(call)
         elif category == "python_function" and str(event["name"]).startswith(_MODULE):
             module = _span(event, order)
             module.name = module.name.removeprefix(_MODULE)
-            modules.setdefault(module.thread, []).append(module)
+            self._modules.setdefault(module.thread, []).append(module)
         elif category in _LAUNCHES:
-            launches[event["args"].get("correlation")] = (str(event["tid"]), *_moments(event))
-            if "LaunchKernel" in str(event.get("name")):
-                kernels[event["args"].get("correlation")] = float(event["ts"])
-            if "EventRecord" in str(event.get("name")):
-                records[event["args"].get("correlation")] = float(event["ts"])
-            if _WAITS.search(str(event.get("name"))):
-                profile.waits.append(_span(event, order))
+            self._add_call(event, order)
         elif category in _WORK:
-            work.append(event)
+            self.work.append(event)
         elif category == "cuda_sync":
-            synchronizations.append(event.get("args", {}))
-    for event in work:
-        arguments = event.get("args", {})
-        thread, launched, returned = launches.get(arguments.get("correlation"), (None, 0.0, 0.0))
-        external, stream = _number(arguments.get("External id")), _number(arguments.get("stream"))
-        times = *_moments(event), thread, launched, external, returned
-        profile.work.append(Work(str(event["name"]), *times, stream or 0, arguments))
-    profile.event_waits = _event_waits(synchronizations, records)
-    _check_kernels(work, profile.work, path)
-    ran = {event.get("args", {}).get("correlation") for event in work}
-    profile.lost = sorted(moment for correlation, moment in kernels.items() if correlation not in ran)
-    profile.memory.sort(key=lambda one: one.moment)
-    profile.work.sort(key=lambda one: (one.start, one.end))
-    profile.modules = {thread: Spans(spans) for thread, spans in modules.items()}
+            self._synchronizations.append(event.get("args", {}))
+
+    def _add_call(self, event: dict[str, Any], order: int) -> None:
+        """Add a call of the GPU's runtime."""
+        name, correlation = str(event.get("name")), event["args"].get("correlation")
+        self._calls[correlation] = (str(event["tid"]), *_moments(event))
+        if "LaunchKernel" in name:
+            self._launches[correlation] = float(event["ts"])
+        if "EventRecord" in name:
+            self._records[correlation] = float(event["ts"])
+        if _WAITS.search(name):
+            self._profile.waits.append(_span(event, order))
+
+    def profile(self) -> Profile:
+        """Return what the events are of together, the work of the GPU with its launches."""
+        profile = self._profile
+        ran = set()
+        for event in self.work:
+            arguments = event.get("args", {})
+            ran.add(arguments.get("correlation"))
+            thread, launched, returned = self._calls.get(arguments.get("correlation"), (None, 0.0, 0.0))
+            external, stream = _number(arguments.get("External id")), _number(arguments.get("stream"))
+            times = *_moments(event), thread, launched, external, returned
+            profile.work.append(Work(str(event["name"]), *times, stream or 0, arguments))
+        profile.event_waits = _event_waits(self._synchronizations, self._records)
+        profile.lost = sorted(moment for correlation, moment in self._launches.items() if correlation not in ran)
+        profile.memory.sort(key=lambda one: one.moment)
+        profile.work.sort(key=lambda one: (one.start, one.end))
+        profile.modules = {thread: Spans(spans) for thread, spans in self._modules.items()}
+        return profile
+
+
+def _describe(profile: Profile, data: dict[str, Any], work: list[dict[str, Any]]) -> None:
+    """Add what a file says beside its events: the GPU, the rank, the software, and facts of a step that triosim wrote."""
     device = work[0].get("args", {}).get("device", 0) if work else 0
     for properties in data.get("deviceProperties", ()):
         if properties.get("id") == device and work:
@@ -195,7 +227,6 @@ def read(path: Path) -> Profile:
     for key, value in data.items():
         if key.endswith("_version") and isinstance(value, (str, int)):
             profile.software[key.removesuffix("_version")] = str(value)
-    return profile
 
 
 def _event_waits(found: Iterable[dict[str, Any]], records: Mapping[object, float]) -> dict[int, EventWait]:
