@@ -17,16 +17,8 @@ from triosim.comparison.strategies import compare
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 FOLDER = EXAMPLES / "notebooks"
-STUDIES = {
-    *(
-        "choosing_parallelism",
-        "hop_backup_workers",
-        "memory_beyond_gpus",
-        "own_network",
-        "training_70b",
-        "wafer_photonic",
-    )
-}
+_STUDIES = "choosing_parallelism hop_backup_workers memory_beyond_gpus own_network training_70b wafer_photonic"
+STUDIES = {*_STUDIES.split()}
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 

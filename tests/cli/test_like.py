@@ -94,6 +94,14 @@ def test_images_are_trained_by_no_framework_of_language_models(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_search_refuses_such_a_model_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--gpus", "8", "-t", "dgx-h100", "--for", "torchtitan", "--export", str(tmp_path)]
+    assert run(["search", "bert-large", *options]) == 2
+    said = capsys.readouterr().err
+    assert "torchtitan 0.2.2 does not train bert-large" in said
+    assert "valid" not in said
+
+
 def test_an_export_says_how_long_its_own_step_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSpeed has an optimizer with fp32 copies: the step of its files is that of this option."""
     options = ["-p", "zero1=4", "-t", "dgx-h100", "--seq", "512", "--stack", "eager", "-q"]

@@ -104,6 +104,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     run.check_outputs(given["output"], options.study, given["plot"], given["report"])
     if options.script is not None and given["export"] is not None:
         raise OptionError("a script has no options to export", where="--export", fix="leave it out")
+    exporting.check_model(run, given["frameworks"])
     subject = trace if options.script is not None else run.subject
     with searches.declared_space(subject, run.config, declared, options) as space:
         validity = None if options.sampler else rules.validity_of(space)

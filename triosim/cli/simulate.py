@@ -121,6 +121,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     by_rules.refuse_without_rules(given)
     exporting.check_export(given["export"], given["frameworks"])
     run = configured("simulate", trace, given, OPTIONS)
+    exporting.check_model(run, given["frameworks"])
     named = [(report, given[option]) for option, report in _REPORTS.items() if given[option] is not None]
     run, written = with_reports(run, [*named, *named_reports(given["write"])], given["output"])
     if given["link_plot"] is not None and isinstance(run.config.network, str):

@@ -18,7 +18,7 @@ from triosim.errors import OptionError, OutputError, TriosimError, nearest
 from triosim.launch_files.accelerate import ACCELERATE
 from triosim.launch_files.correspondence import Entry, Framework, Reading
 from triosim.launch_files.deepspeed import DEEPSPEED, as_json, nested
-from triosim.launch_files.job import OPTION, SIZES, Job, job_of, on_system_of, options_of
+from triosim.launch_files.job import OPTION, SIZES, Job, ModelSizes, job_of, on_system_of, options_of
 from triosim.launch_files.megatron import MEGATRON, as_arguments
 from triosim.launch_files.torchtitan import TORCHTITAN, torchtitan_text
 from triosim.output_files import check_writable, writing_folder, writing_text
@@ -140,11 +140,19 @@ def check_export(folder: str | None, names: list[str] | None) -> None:
         raise OutputError(f"the folder '{place.parent}' does not exist", where=folder, fix="make it first")
 
 
+def check_model(names: Iterable[str], model: ModelSizes, *, has_tokens: bool = True) -> None:
+    """Raise ``OptionError`` for a model that one of the frameworks does not train."""
+    for framework in (WRITERS[name][0] for name in names):
+        if not framework.trains(model, has_tokens=has_tokens):
+            fix = f"give --for {' or '.join(name for name, (one, _) in WRITERS.items() if not one.architectures)}"
+            what = f"{framework.versions} does not train {model.name}"
+            raise OptionError(what, where=f"--for {framework.name}", fix=fix)
+
+
 def write_launch_files(folder: str, names: list[str], exported: Exported) -> list[str]:
     """Write the launch files of frameworks into a folder, which is made; return what is not in them as it was simulated."""
     said: list[str] = []
-    for name in names:
-        _check_model(WRITERS[name][0], exported)
+    check_model(names, exported.job.model, has_tokens=exported.has_tokens)
     with writing_folder(folder):
         for name in names:
             framework, files = WRITERS[name]
@@ -204,14 +212,6 @@ def _change_of_step(framework: Framework, values: Mapping[str, Any], exported: E
         yield f"the step of these files cannot be simulated: {error}"
         return
     yield f"in all, the step of these files takes {format_time(seconds)}, {seconds / exported.seconds - 1.0:+.1%}"
-
-
-def _check_model(framework: Framework, exported: Exported) -> None:
-    """Raise ``OptionError`` for a model that a framework does not train."""
-    if not framework.trains(exported.job.model, has_tokens=exported.has_tokens):
-        fix = f"give --for {' or '.join(name for name, (one, _) in WRITERS.items() if not one.architectures)}"
-        what = f"{framework.versions} does not train {exported.job.model.name}"
-        raise OptionError(what, where=f"--for {framework.name}", fix=fix)
 
 
 def _read_back(framework: Framework, values: Mapping[str, Any], exported: Exported) -> Job:

@@ -24,6 +24,12 @@ def check_export(folder: str | None, names: list[str] | None) -> None:
         writing.check_export(folder, names)
 
 
+def check_model(run: ConfiguredRun, names: list[str] | None) -> None:
+    """Raise ``TriosimError``, before anything is simulated, for a model that a framework does not train."""
+    if names:
+        writing.check_model(names, jobs.ModelSizes.of(run.subject, run.config))
+
+
 def export_run(run: ConfiguredRun, result: Any, folder: str, names: list[str]) -> None:
     """Write the launch files of a simulated run; what they do not say of it is said on standard error too."""
     traced, gpus = result.inputs["trace"], len(result.data.ranks)
