@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from traces import mlp
 
-from triosim import cli, save_trace
+from triosim import cli, compare, load_trace, save_trace, simulate
 from triosim.errors import TopologyError, printable
 from triosim.reports.terminal.tables import plain_text, table
 
@@ -38,6 +38,13 @@ def evil(tmp_path: Path) -> Path:
     content["model"] = EVIL
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
+
+
+def test_values_in_a_python_session_show_no_escape_sequence_of_a_model_name(evil: Path) -> None:
+    values = load_trace(evil), simulate(evil, "ddp", gpus=2), compare(evil, 2)
+    for value in values:
+        assert "net\u241b[31m" in repr(value)
+        assert not set("\x1b\x07\u202e") & set(repr(value))
 
 
 @pytest.mark.parametrize(

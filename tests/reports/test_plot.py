@@ -105,3 +105,4 @@ def test_one_colour_means_one_load_in_both_parts_of_a_picture_of_links(drawn: li
     raster = below.images[0]
     assert hottest == pytest.approx(raster.cmap(raster.norm(load)))
     assert bar.get_ylim() == (0.0, 1.0)
+    assert above.get_anchor() == "C", "the topology stands in the middle, not beside the scale of colours"

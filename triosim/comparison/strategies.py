@@ -17,7 +17,7 @@ from triosim.compute.pricing import operator_times
 from triosim.config import COMMON, RunConfig, readers, refuse_without_effect, takes_text
 from triosim.config.run_config import option_named
 from triosim.engine import Progress
-from triosim.errors import TriosimError
+from triosim.errors import TriosimError, printable
 from triosim.extrapolators.core.recompute import check_policy
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
 from triosim.networks.construction import algorithm_options, network_options
@@ -114,9 +114,8 @@ class Comparison(Reportable):
 
     def __repr__(self) -> str:
         ran = [run for run in self.runs if run.result is not None]
-        return (
-            f"<Comparison of {self.title}: {len(ran)} strategies, {ran[0].label} the fastest; print it for the table>"
-        )
+        title, first = printable(self.title), ran[0].label
+        return f"<Comparison of {title}: {len(ran)} strategies, {first} the fastest; print it for the table>"
 
 
 def strategies(gpus: int) -> Iterator[Strategy]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triosim.errors import OptionError, TriosimError
+from triosim.errors import OptionError, TriosimError, printable
 from triosim.networks.extensions import LinkRecorder
 from triosim.output_files import PathLike, writing_text
 from triosim.results.figure_rows import COLUMNS as FIGURE_COLUMNS
@@ -278,7 +278,7 @@ class Result(Reportable):
         parts = ", ".join(f"{name} {part(mean) / whole:.1%}" for name, part in STEP_PARTS.items())
         rate = format_rate(self.throughput_samples_per_s)
         return (
-            f"<Result of {self.title}: {format_time(self.step_time_s)} a step, {rate} samples/s\n"
+            f"<Result of {printable(self.title)}: {format_time(self.step_time_s)} a step, {rate} samples/s\n"
             f" {parts}; print it for all tables>"
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from triosim.errors import TraceError
+from triosim.errors import TraceError, printable
 
 Phase = Literal["forward", "backward", "optimizer"]
 Category = Literal[
@@ -235,7 +235,9 @@ class Trace:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<Trace of {self.model}: {len(self.operators):,} operators on {self.gpu}, times {self.times}>"
+        return printable(
+            f"<Trace of {self.model}: {len(self.operators):,} operators on {self.gpu}, times {self.times}>"
+        )
 
     def __hash__(self) -> int:
         """Return the hash of what is short: traces are keys of what is kept, and equal ones are mostly one object."""

@@ -148,7 +148,9 @@ def _colours() -> Any:
 def _bar(figure: Any, axes: Any) -> None:
     from matplotlib.ticker import PercentFormatter
 
-    bar = figure.colorbar(_colours(), ax=list(axes), shrink=0.6, aspect=24, pad=0.01, format=PercentFormatter(1.0, 0))
+    bar = figure.colorbar(
+        _colours(), ax=list(axes), shrink=0.6, aspect=24, pad=0.01, panchor=False, format=PercentFormatter(1.0, 0)
+    )
     bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1])
     bar.set_label("share of a link's bandwidth in use", fontsize=8)
     bar.ax.tick_params(labelsize=7)
