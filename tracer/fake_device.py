@@ -18,6 +18,7 @@ import torch._inductor.utils  # both ask for CUDA when they are imported, so bef
 import torch.distributed
 
 from triosim.errors import CaptureError, OptionError
+from triosim.extrapolators.expert.expert_loads import LoadDistribution
 from triosim.gpus import Gpu, find
 from triosim.memory.allocator.workspace import workspace_bytes
 from triosim.trace import Trace
@@ -30,6 +31,7 @@ from triosim.tracer.device.operators import (
     cudnn_rnn,
     data_dependent_operators,
     memory_formats,
+    router_operators,
     undecomposed_operators,
     zero_tensors,
 )
@@ -68,7 +70,7 @@ class FakeDevice:
     the process groups that the script has made, and ``launched`` says that the script finds torchrun's environment. Ranks that
     are captured at the same time exchange through ``messages`` what they need to know of each other. With ``limited`` memory is
     that of PyTorch's caching allocator on the GPU, and can run out. What the script writes goes into the overlay ``files``;
-    without one, ``torch.save`` writes nothing.
+    without one, ``torch.save`` writes nothing. ``routing`` says what routers choose: experts that are drawn.
 
     It is also an observer for ``triosim.tracer.script_runner.run_script``: each step that it is told of becomes a trace in
     ``traces``. No other capture can run at the same time.
@@ -85,6 +87,7 @@ class FakeDevice:
         limited: bool = False,
         files: FileOverlay | None = None,
         launched: bool = True,
+        routing: LoadDistribution | None = None,
     ) -> None:
         if world is not None and not 0 <= rank < world:
             raise OptionError(f"there is no rank {rank} in a world of {world}", fix=f"give 0 to {world - 1}")
@@ -97,6 +100,8 @@ class FakeDevice:
         self._limited = limited
         self._files = files
         self._launched = launched
+        self._routing = routing
+        self._routers: router_operators.RouterOperators | None = None
         self.traces: list[Trace] = []
         self.recorder = Recorder()
         self._stack = Patches()
@@ -131,6 +136,8 @@ class FakeDevice:
         data_dependent_operators.install(patches, mode)
         undecomposed_operators.install(patches)
         zero_tensors.install(mode)
+        if self._routing is not None:
+            self._routers = router_operators.install(patches, mode, self._routing, self.rank)
         mode.replace(dict.fromkeys(triton_kernels.LAUNCHES, triton_kernels.launch_traced))
         after_imports = {
             "triton.runtime": triton_kernels.patches_after_import(mode, self.gpu),
@@ -185,6 +192,8 @@ class FakeDevice:
             raise CaptureError(
                 "the step did nothing on the device 'cuda'", fix="move the model and its inputs there, as for a GPU"
             )
+        if self.rank == 0 and self._routers is not None and not self._routers.drawn.exist:
+            self.recorder.note("--routing draws nothing: no router of experts was called until here")
         inlined = self.recorder.inlined
         if self.groups is not None:
             for axis in axes_of_reduced_gradients(step):

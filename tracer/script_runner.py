@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triosim.errors import CaptureError, OptionError, ScriptError
+from triosim.extrapolators.expert.expert_loads import LoadDistribution
 from triosim.tracer.steps import Observer, StepCounter, StepObservations, module_calls, optimizer_steps
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class Script:
     """A script, or with ``module`` the name of a module, and how its launcher calls it.
 
     ``local_option`` is by what option, before its ``arguments``, it is told which of the machine's ranks it is; ``environment``
-    is what the launcher sets beside torchrun's. ``stand_ins`` are packages that are stood in for where they are not installed.
+    is what the launcher sets beside torchrun's. ``stand_ins`` are packages that are stood in for where they are not installed;
+    ``routing`` is how the choice of routers is drawn.
     """
 
     path: str
@@ -46,6 +48,7 @@ class Script:
     local_option: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     stand_ins: tuple[str, ...] = ()
+    routing: LoadDistribution | None = None
 
     def arguments_of(self, local_rank: int) -> tuple[str, ...]:
         """Return all arguments of one of the machine's ranks."""

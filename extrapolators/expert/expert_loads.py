@@ -17,6 +17,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from triosim.errors import OptionError
+
 Load = Literal["uniform", "zipf", "power-law", "balanced", "consecutive"]
 LOADS: tuple[Load, ...] = ("uniform", "zipf", "power-law", "balanced", "consecutive")
 
@@ -46,12 +48,13 @@ class LoadDistribution:
             counts = np.full((ranks, experts), rows / experts)
         else:
             random = np.random.default_rng((self.seed, iteration, layer))
-            counts = random.multinomial(rows, self._likelihoods(experts, random), size=ranks).astype(np.float64)
+            counts = random.multinomial(rows, self.likelihoods(experts, random), size=ranks).astype(np.float64)
         most = math.inf if self.capacity is None else math.ceil(self.capacity * rows / experts)
         kept = np.minimum(counts, most)
         return kept, float(counts.sum() - kept.sum())
 
-    def _likelihoods(self, experts: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
+    def likelihoods(self, experts: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
+        """Draw how likely each expert is; they sum to 1."""
         if self.load == "uniform":
             return np.full(experts, 1.0 / experts)
         if self.load == "zipf":
@@ -60,6 +63,33 @@ class LoadDistribution:
             weights = 1.0 + random.pareto(self.skew, experts)
         found: npt.NDArray[np.float64] = weights / weights.sum()
         return found
+
+
+def load_of(text: str, where: str) -> LoadDistribution:
+    """Return the distribution that a text such as ``zipf=1.2,seed=3`` describes: a load, its exponent, and a seed.
+
+    Raises ``OptionError`` about the option ``where``.
+    """
+    fix = "write 'balanced' or 'zipf=1.2,seed=3'"
+    first, *others = text.split(",")
+    load, _, skew = first.strip().partition("=")
+    if load not in LOADS:
+        raise OptionError(f"'{load}' is no load of experts: {', '.join(LOADS)}", where=where, fix=fix)
+    given = {"skew": skew.strip()} if "=" in first else {}
+    for one in others:
+        key, _, value = one.partition("=")
+        if key.strip() not in ("seed", "skew") or key.strip() in given:
+            raise OptionError(f"'{one.strip()}' is neither seed=N nor skew=X, once", where=where, fix=fix)
+        given[key.strip()] = value.strip()
+    if "skew" in given and load not in ("zipf", "power-law"):
+        raise OptionError(f"{load} has no exponent", where=where, fix=f"write '{load}'")
+    try:
+        exponent, seed = float(given.get("skew", 1.0)), int(given.get("seed", 0))
+    except ValueError:
+        raise OptionError(f"'{text}' has something that is no number", where=where, fix=fix) from None
+    if not (math.isfinite(exponent) and seed >= 0 and (exponent > 0 or (load == "zipf" and exponent == 0))):
+        raise OptionError("the exponent is a positive number, the seed 0 or more", where=where, fix=fix)
+    return LoadDistribution(load, exponent, seed)
 
 
 class TokenExchange:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from triosim.tracer.contents import storage_contents
-from triosim.tracer.contents.storage_contents import CONTENTS, MOST_ELEMENTS, is_fake, is_known, known_part
+from triosim.tracer.contents import assumed_values, storage_contents
+from triosim.tracer.contents.storage_contents import CONTENTS, is_fake, is_known, known_part
 from triosim.tracer.device.operators.operator_info import OperatorCall, OperatorInfo, flat
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -36,10 +36,19 @@ _JOINED = frozenset(("cat", "stack"))
 _BY_ELEMENT = frozenset(("clone", "_to_copy", "copy", "fill"))
 
 
+#: Operators whose kernel on the host takes no whole numbers, as the GPU's does.
+_ON_THE_HOST: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten.histc.default: lambda data, *args, **kwargs: torch.histc(data.double(), *args, **kwargs).to(
+        data.dtype
+    )
+}
+
+
 class KnownContents:
     """The rules by which operators on a fake device keep contents known."""
 
     def __init__(self) -> None:
+        self.are_drawn = False  # by what ``--routing`` says, so that larger tensors are known
         self._unable: set[Any] = set()  # operators that have no kernel on the host
         self._random = torch.Generator().get_state()  # the device's, apart from the host's
 
@@ -72,12 +81,25 @@ class KnownContents:
     def _run(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         named = {name: _one(value) for name, value in kwargs.items() if name != "pin_memory"}
         try:
-            return function(*_on_the_host(args), **named)
+            return _ON_THE_HOST.get(function, function)(*_on_the_host(args), **named)
         except NotImplementedError:
             self._unable.add(function)
         except (RuntimeError, IndexError, ValueError):  # the script's own error, which the GPU finds too late
             pass
         return NotImplemented
+
+    def fill(self, given: Sequence[torch.Tensor]) -> None:
+        """Write into tensors of one known number what they hold, where they meet drawn routing, before all else."""
+        most = storage_contents.most_elements(given)
+        if most == storage_contents.MOST_ELEMENTS:
+            return
+        for one in given:
+            if not is_fake(one) or one.numel() > most or not storage_contents.is_whole(one) or is_known(one):
+                continue
+            if assumed_values.is_known(one):
+                with torch._C._DisableTorchDispatch():
+                    number = torch.full((), assumed_values.value(one), dtype=one.dtype)
+                storage_contents.set_contents(one, number, None, most)
 
     def may_follow(self, info: OperatorInfo, given: Sequence[torch.Tensor], storages: Iterable[Any]) -> bool:
         """Whether ``follow`` has anything to do for a call on these fake tensors, whose ``storages`` are given."""
@@ -99,7 +121,8 @@ class KnownContents:
             return
         mask = self._mask(call, made, changed)
         found = NotImplemented
-        if mask is not _NOTHING and all(map(storage_contents.make_room, filter(is_fake, changed))):
+        most = storage_contents.most_elements(call.given)
+        if mask is not _NOTHING and all(storage_contents.make_room(one, most) for one in changed if is_fake(one)):
             found = self.computed(info.function, call.args, call.kwargs)
         if found is NotImplemented:
             for one in filter(is_fake, changed):
@@ -111,7 +134,7 @@ class KnownContents:
             new = set(map(id, made))
             for one, contents in zip(fakes, flat(found), strict=False):
                 if id(one) in new and contents.shape == one.shape and not contents.is_meta:
-                    storage_contents.set_contents(one, contents, mask)
+                    storage_contents.set_contents(one, contents, mask, most)
 
     def _mask(self, call: OperatorCall, made: Sequence[torch.Tensor], changed: Sequence[torch.Tensor]) -> Any:
         """Return which elements of an operator's results are known: None for all, ``_NOTHING`` if none are."""
@@ -121,7 +144,8 @@ class KnownContents:
         known = all(map(is_known, needed))
         if not known and not (name in _JOINED or name in _BY_ELEMENT or torch.Tag.pointwise in info.function.tags):
             return _NOTHING
-        if any(one.numel() > MOST_ELEMENTS for one in (*needed, *made, *changed)):
+        most = storage_contents.most_elements(given)
+        if any(one.numel() > most for one in (*needed, *made, *changed)):
             return _NOTHING
         if known:
             fractions = name in _PRODUCTS and any(one.is_floating_point() for one in given)

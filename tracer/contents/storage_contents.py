@@ -6,13 +6,16 @@ is noted of a tensor (``note``) holds until its storage is written to, through w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-#: Tensors of more elements have no known contents.
+#: Tensors of more elements have no known contents ...
 MOST_ELEMENTS = 2**16
+#: ... but for what follows from routing that is drawn, whose masks have an element for each token and expert.
+MOST_DRAWN = 2**24
 #: The attribute of a storage of which something is known.
 CONTENTS = "_triosim_contents"
 _WRITES = "_triosim_writes"
@@ -22,10 +25,14 @@ _ASSUMED = "_triosim_assumed"
 
 @dataclass(slots=True)
 class _Contents:
-    """A real storage and, in a storage of the same size, 1 for each byte that is known; without one, all are."""
+    """A real storage and, in a storage of the same size, 1 for each byte that is known; without one, all are.
+
+    What follows from it is known of tensors of so many elements at ``most``.
+    """
 
     real: Any
     known: Any = None
+    most: int = MOST_ELEMENTS
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -50,6 +57,12 @@ def is_known(tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu"
     found = _contents(tensor)
     return found is not None and _is_known(tensor, found)
+
+
+def most_elements(tensors: Iterable[torch.Tensor]) -> int:
+    """Return how many elements tensors have at most whose contents are known as they follow from these."""
+    found = [getattr(one.untyped_storage(), CONTENTS, None) for one in tensors if is_fake(one)]
+    return max([one.most for one in found if one is not None], default=MOST_ELEMENTS)
 
 
 def known_part(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -77,10 +90,12 @@ def real_or_zeros(tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), dtype=tensor.dtype).expand(tensor.size())
 
 
-def write(tensor: torch.Tensor, contents: torch.Tensor | None, mask: torch.Tensor | None = None) -> None:
+def write(
+    tensor: torch.Tensor, contents: torch.Tensor | None, mask: torch.Tensor | None = None, most: int = MOST_ELEMENTS
+) -> None:
     """Write real contents, of which ``mask`` says what is known, into a tensor, real or fake; None makes it unknown.
 
-    Contents of another shape are taken in order. What is too large becomes unknown.
+    Contents of another shape are taken in order. What has more elements than ``most`` becomes unknown.
     """
     if contents is None:
         forget(tensor)
@@ -92,7 +107,7 @@ def write(tensor: torch.Tensor, contents: torch.Tensor | None, mask: torch.Tenso
             return
         was_written(tensor)
         drop_assumed(tensor)
-        set_contents(tensor, contents, None if mask is None else mask.reshape(tensor.size()))
+        set_contents(tensor, contents, None if mask is None else mask.reshape(tensor.size()), most)
 
 
 def forget(tensor: torch.Tensor) -> None:
@@ -103,9 +118,11 @@ def forget(tensor: torch.Tensor) -> None:
         drop_contents(tensor)
 
 
-def set_contents(tensor: torch.Tensor, contents: torch.Tensor, mask: torch.Tensor | None) -> None:
-    """Set the contents of a fake tensor, if it is small enough, and which of them are known."""
-    if make_room(tensor):
+def set_contents(
+    tensor: torch.Tensor, contents: torch.Tensor, mask: torch.Tensor | None, most: int = MOST_ELEMENTS
+) -> None:
+    """Set the contents of a fake tensor, if it has no more elements than ``most``, and which of them are known."""
+    if make_room(tensor, most):
         with torch._C._DisableTorchDispatch():
             real_or_zeros(tensor).copy_(contents)
         set_mask(tensor, mask)
@@ -134,15 +151,17 @@ def share(storage: torch.UntypedStorage, real: torch.UntypedStorage) -> None:
     setattr(storage, CONTENTS, _Contents(real))
 
 
-def make_room(tensor: torch.Tensor) -> bool:
+def make_room(tensor: torch.Tensor, most: int = MOST_ELEMENTS) -> bool:
     """Let the storage of a fake tensor have contents, none of which are known yet; return whether it is small enough."""
-    if _contents(tensor) is not None:
+    found = _contents(tensor)
+    if found is not None:
+        found.most = max(found.most, most)
         return True
     storage = tensor.untyped_storage()
     nbytes = storage.nbytes()
-    if nbytes > MOST_ELEMENTS * tensor.element_size():
+    if nbytes > most * tensor.element_size():
         return False
-    setattr(storage, CONTENTS, _Contents(_bytes(nbytes), None if is_whole(tensor) else _bytes(nbytes)))
+    setattr(storage, CONTENTS, _Contents(_bytes(nbytes), None if is_whole(tensor) else _bytes(nbytes), most))
     return True
 
 

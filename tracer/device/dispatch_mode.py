@@ -197,6 +197,8 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             first = self._learnt(call, known, storages, result)
             if first is not None:
                 return self._known(call, known, first, storages)
+        if self.contents.are_drawn:
+            self.contents.fill(given)
         changed = list(call.changed()) if info.changed else []
         if changed and isinstance(result, torch.Tensor) and isinstance(args[0], torch.Tensor) and not is_fake(args[0]):
             result = args[0]  # a real tensor that was to be changed in place
@@ -221,6 +223,8 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Learn from a call, and record it, whose result was ``made`` by its recipe, or for it."""
         info, given, args, _ = call
         result, changed = made.result, [given[position] for position in known.changed]
+        if self.contents.are_drawn:
+            self.contents.fill(given)
         if self._assumed.may_follow(info.bare, changed):
             self._assumed.follow(call, result, changed)
         if changed or assumed_values.may_learn(info.bare, given):

@@ -21,6 +21,7 @@ from triosim import gpus
 from triosim.capture.process_pool import CaptureJob, RankPool
 from triosim.compute.pricing.prediction import with_predicted_times
 from triosim.errors import CaptureError, OptionError
+from triosim.extrapolators.expert.expert_loads import LoadDistribution
 from triosim.gpus import DEFAULT_GPU
 from triosim.temporary_folder import TemporaryFolder
 from triosim.trace import Trace
@@ -58,15 +59,18 @@ def capture_ranks(
     skip: int = 1,
     batch_size: int | None = None,
     quiet: bool = False,
+    routing: LoadDistribution | None = None,
 ) -> CapturedStreams:
     """Run a distributed script as ``world`` ranks of GPUs that are not there, and return the streams of all of them.
 
     ``ranks`` are those to be captured: "all", a list, or "auto": those that differ. ``batch_size`` is a rank's;
-    ``quiet`` hides what the script prints. Raises ``OptionError`` for a rank or a GPU that does not exist, ``CaptureError``
+    ``quiet`` hides what the script prints; ``routing`` is how the choice of
+    routers is drawn. Raises ``OptionError`` for a rank or a GPU that does not exist, ``CaptureError``
     when the script has no such step.
     """
     check_script(path)
-    job = CaptureJob(Script(os.fspath(path), tuple(arguments)), gpus.find(gpu), world, skip, batch_size)
+    script = Script(os.fspath(path), tuple(arguments), routing=routing)
+    job = CaptureJob(script, gpus.find(gpu), world, skip, batch_size)
     return captured_streams(job, checked_ranks(ranks, world), quiet=quiet)
 
 

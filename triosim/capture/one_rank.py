@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from triosim import gpus, tracer
 from triosim.compute.pricing.prediction import with_predicted_times
+from triosim.extrapolators.expert.expert_loads import LoadDistribution
 from triosim.gpus import DEFAULT_GPU
 from triosim.trace import Trace
 from triosim.tracer.script_runner import check_script, run_script
@@ -19,13 +20,15 @@ def capture_fake(
     gpu: str = DEFAULT_GPU,
     skip: int = 1,
     batch_size: int | None = None,
+    routing: LoadDistribution | None = None,
 ) -> Trace:
     """Run a training script on a fake GPU, and return the first step after ``skip``, with predicted times.
 
+    ``routing`` is how the choice of routers is drawn.
     Raises ``OptionError`` for a GPU that is not in the catalogue, ``CaptureError`` when the script has no such step.
     """
     check_script(path)
     target = gpus.find(gpu)
-    with tracer.FakeDevice(target) as device:
+    with tracer.FakeDevice(target, routing=routing) as device:
         run_script(path, arguments, device, skip=skip, steps=1, batch_size=batch_size)
     return with_predicted_times(device.traces[0])

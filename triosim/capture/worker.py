@@ -64,6 +64,7 @@ def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) 
             messages=messages,
             files=files,
             limited=job.files is not None,
+            routing=job.script.routing,
         ) as device,
         Patches() as patches,
     ):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, QuickCommand
@@ -23,8 +23,12 @@ from triosim.trace.formats import write
 from triosim.trace.task_streams import TaskStreams
 from triosim.units import format_time
 
+if TYPE_CHECKING:
+    from triosim.extrapolators.expert.expert_loads import LoadDistribution
+
 tracer = LaterModule("tracer")
 one_rank = LaterModule("capture.one_rank")
+expert_loads = LaterModule("extrapolators.expert.expert_loads")
 many_ranks = LaterModule("capture.many_ranks")
 
 #: From so many times a step's time on, the operators are another step's: one that allocated states, or ran more iterations.
@@ -69,6 +73,7 @@ OPTIONS = (
         "Steps timed without the profiler, and as many with it."),
     Option("batch_size", "whole", metavar="N", panel=STEP, help=
         "Samples in a step. By default the batch size of the model's input."),
+    replace(o.ROUTING, panel=DEVICE),
     replace(o.QUIET, panel=GENERAL),
 )
 # fmt: on
@@ -124,6 +129,15 @@ class CaptureRequest:
     warmup: int
     steps: int
     batch_size: int | None
+    routing: str | None
+
+    @property
+    def load(self) -> LoadDistribution | None:
+        """How the choice of routers is drawn, if it is. Raises ``OptionError`` for what is none."""
+        found: LoadDistribution | None = (
+            expert_loads.load_of(self.routing, "--routing") if self.routing is not None else None
+        )
+        return found
 
     def check(self) -> None:
         """Raise ``OptionError`` for options that contradict each other."""
@@ -135,6 +149,11 @@ class CaptureRequest:
             )
         if self.world is not None and not self.fake:
             raise OptionError("only a capture with --fake simulates ranks", where="--world", fix="add --fake")
+        if self.routing is not None and not self.fake:
+            raise OptionError("only a capture with --fake draws it", where="--routing", fix="add --fake")
+        if self.world is not None and self.load is not None and self.load.is_random:
+            what = "the ranks of a capture do not know how many tokens the others send"
+            raise OptionError(what, where="--routing", fix="run the script by triosim run, or write 'balanced'")
         if self.ranks is not None:
             if self.world is None:
                 what = "chooses among the ranks of --world"
@@ -149,9 +168,17 @@ def _captured(request: CaptureRequest) -> tuple[Trace | TaskStreams, tuple[str, 
     gpu, skip = request.gpu or DEFAULT_GPU, 1 if request.skip is None else request.skip
     script, arguments, batch_size = request.script, request.arguments, request.batch_size
     if request.world is None:
-        return one_rank.capture_fake(script, arguments, gpu=gpu, skip=skip, batch_size=batch_size), ()
+        return one_rank.capture_fake(
+            script, arguments, gpu=gpu, skip=skip, batch_size=batch_size, routing=request.load
+        ), ()
     found = many_ranks.capture_ranks(
-        script, arguments, world=request.world, ranks=request.ranks or "auto", gpu=gpu, skip=skip, batch_size=batch_size
+        *(script, arguments),
+        world=request.world,
+        ranks=request.ranks or "auto",
+        gpu=gpu,
+        skip=skip,
+        batch_size=batch_size,
+        routing=request.load,
     )
     return found.streams, tuple(_assumed(found))
 

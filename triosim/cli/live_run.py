@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 live = LaterModule("live.scripts")
 launchers = LaterModule("live.launchers")
 stand_ins = LaterModule("tracer.stand_ins.finder")
+expert_loads = LaterModule("extrapolators.expert.expert_loads")
 document = LaterModule("reports.page.document")
 tables = LaterModule("reports.terminal.result_tables")
 
@@ -85,6 +86,7 @@ OPTIONS = (
         "What the script waits for each batch of a DataLoader."),
     Option("stand_in", metavar="LIST", panel=GENERAL, help=
         "Packages that are not installed and whose kernels PyTorch's operators take the place of: flash_attn,apex,..."),
+    o.ROUTING,
     Option("patience", "time", "600 s", metavar="TIME", panel=GENERAL, help=
         "How long a rank may launch nothing, in real time, before its script counts as hanging."),
     Option("output", metavar="FILE", short="-o", panel=OUTPUT, help="Write the whole result as JSON."),
@@ -140,13 +142,16 @@ def command(
 def _request(script: Sequence[str], given: Mapping[str, Any]) -> Request:
     """Return what the command line asks for."""
     same = ("world", "print_ranks", "ranks_output", "steps", "step", "files", "patience")
+    routing = None if given["routing"] is None else expert_loads.load_of(given["routing"], "--routing")
+    all_differ = routing is not None and routing.is_random  # each rank draws its own tokens
     request: Request = live.Request(
         launch=launchers.launch_of(script),
         gpu=given["gpu"] or DEFAULT_GPU,
-        ranks=given["ranks"] or "auto",
+        ranks=given["ranks"] or ("all" if all_differ else "auto"),
         start_time=_seconds(given["start_time"]),
         loader_seconds=given["loader_time"],
         stand_ins=() if given["stand_in"] is None else stand_ins.checked(given["stand_in"]),
+        routing=routing,
         command=shlex.join(["triosim", *sys.argv[1:]]),
         **{name: given[name] for name in same},
     )

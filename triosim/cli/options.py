@@ -97,6 +97,8 @@ WRITE = Option("write", "object", metavar="REPORT=FILE", panel=OUTPUT, repeatabl
     "A report by name, or a plug-in's (file.py:Class), to a file. Its options are given by --option. Repeatable.")
 FORMAT = Option("format", "choice", "table", choices=("table", "json"), metavar="FORM", panel=OUTPUT, help=
     "The form of the output: table, or json alone.")
+ROUTING = Option("routing", metavar="LOAD", panel=GENERAL, help=
+    "The experts that routers choose are drawn: balanced, uniform, consecutive, power-law=1.5,seed=3 or zipf=1.2,seed=3.")
 QUIET = Option("quiet", "flag", False, short="-q", panel=OUTPUT, help="Print no tables and show no progress.")
 # fmt: on
 TRACE_FORMAT = COMMON["trace_format"]

@@ -19,6 +19,7 @@ from triosim.capture.process_pool import CaptureJob
 from triosim.config import RunConfig
 from triosim.engine import Progress
 from triosim.errors import CaptureError, DeadlockError, OptionError, ScriptError
+from triosim.extrapolators.expert.expert_loads import LoadDistribution
 from triosim.gpus import Gpu
 from triosim.live.job import INTERRUPTED, START_TIME, LiveJob
 from triosim.live.launchers import Launch
@@ -62,6 +63,7 @@ class Request:
     files: str | None = None
     patience: float = 600.0
     stand_ins: tuple[str, ...] = ()
+    routing: LoadDistribution | None = None
     command: str = ""
 
     def job(self, config: RunConfig) -> LiveJob:
@@ -71,7 +73,7 @@ class Request:
             check_script(launch.script.path)
         world = self._world(gpu, config)
         return LiveJob(
-            replace(launch.script, stand_ins=self.stand_ins),
+            replace(launch.script, stand_ins=self.stand_ins, routing=self.routing),
             gpu,
             world=world or 1,
             local=_local_ranks(launch, gpu, world or 1, config),

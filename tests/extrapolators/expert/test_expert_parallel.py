@@ -19,7 +19,7 @@ from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.expert.ep import ExpertParallel
-from triosim.extrapolators.expert.expert_loads import Load, LoadDistribution
+from triosim.extrapolators.expert.expert_loads import Load, LoadDistribution, load_of
 from triosim.results.values import ResultData
 from triosim.tasks import AllToAll, Compute, Task
 from triosim.trace import Operator
@@ -340,3 +340,29 @@ def test_what_follows_from_structure_alone_is_the_same_for_the_programs_of_all_r
         assert lowering.gradients == [stage.gradients() for stage in held]
         alone = Lowering(lowering.program, plan.mesh)
         assert lowering.slots == alone.slots
+
+
+@pytest.mark.parametrize(
+    ("text", "load"),
+    [
+        ("balanced", LoadDistribution("balanced")),
+        ("uniform,seed=7", LoadDistribution("uniform", seed=7)),
+        ("zipf=1.2,seed=3", LoadDistribution("zipf", 1.2, 3)),
+        ("zipf, skew=0", LoadDistribution("zipf", 0)),
+        ("power-law=1.5", LoadDistribution("power-law", 1.5)),
+    ],
+)
+def test_a_load_is_written_as_its_name_exponent_and_seed(text: str, load: LoadDistribution) -> None:
+    assert load_of(text, "--routing") == load
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "even", "zipf=x", "zipf=-1", "zipf=nan", "zipf=1,seed=-1", "zipf=1,seed=1.5", "zipf=1,seed=1,seed=2"),
+        *("balanced=1", "zipf=1,skew=2", "zipf=1,2", "power-law=0", "balanced,capacity=1"),
+    ],
+)
+def test_what_is_no_load_is_an_error(text: str) -> None:
+    with pytest.raises(OptionError, match="--routing"):
+        load_of(text, "--routing")

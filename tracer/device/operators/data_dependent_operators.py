@@ -80,7 +80,8 @@ class _Rules:
                 return rule(*args, **kwargs)
             if any(on_device(one) for one in given):
                 self._recorder.value_read(known=True)
-            return tree_map_only(torch.Tensor, lambda real: _fake(real, given[0]), found)
+            most = storage_contents.most_elements(given)
+            return tree_map_only(torch.Tensor, lambda real: _fake(real, given[0], most), found)
 
         return run
 
@@ -137,7 +138,8 @@ class _Rules:
                 self._recorder.value_read(known=True)
             with torch._C._DisableTorchDispatch():
                 found = torch.atleast_1d(known).nonzero().unbind(1)
-            return [_fake(one, tensor) for one in found]
+            most = storage_contents.most_elements([mask])
+            return [_fake(one, tensor, most) for one in found]
         number = self._number_of_true(mask)
         return [tensor.new_empty((number,), dtype=torch.int64) for _ in range(max(mask.dim(), 1))]
 
@@ -216,11 +218,11 @@ def _factorizations() -> dict[Any, Callable[..., Any]]:
     return {operator: rule_of(operator) for operator in _FACTORIZATIONS}
 
 
-def _fake(real: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _fake(real: torch.Tensor, like: torch.Tensor, most: int) -> torch.Tensor:
     """Return a fake tensor with the contents of a real one, on another's device."""
     made = torch.empty(real.shape, dtype=real.dtype, device=like.device)
-    if real.numel() <= storage_contents.MOST_ELEMENTS:
-        storage_contents.write(made, real)
+    if real.numel() <= most:
+        storage_contents.write(made, real, most=most)
     return made
 
 

@@ -136,6 +136,7 @@ def _run_script(job: LiveJob, messages: _Messages, feed: TaskFeed, steps: _Steps
         limited=True,
         files=files,
         launched=job.distributed,
+        routing=script.routing,
     ) as device:
         steps.device = device
         device.recorder.listener, feed.groups = feed, device.groups
