@@ -461,3 +461,11 @@ def test_heavy_packages_are_not_imported_for_a_simulation(trace: Path) -> None:
     )
     found = subprocess.run([sys.executable, "-c", script, str(trace)], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")
+
+
+def test_a_name_that_is_too_long_for_a_file_is_one_line(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(f"trace: {'x' * 300}/a.json\n")
+    status, _, err = run("memory", "--config", config)
+    assert status == 2
+    assert "longer than a name may be" in one_line(err)

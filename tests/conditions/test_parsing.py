@@ -57,6 +57,7 @@ def test_ranks_and_factors_as_text() -> None:
         ({"gpu_kinds": {1: "H1000"}}, "switch 4: gpu_kinds: 1: there is no GPU 'H1000' in the catalogue"),
         ({"gpu_kinds": {1: 3}}, "3 is not a GPU"),
         ({"stragglers": "normal"}, "distribution: unknown value 'normal'"),
+        ({"stragglers": "lognormal,spread=1000"}, "1000 is not a spread; it is a standard deviation of logarithms"),
         ({"stragglers": "uniform,spread=-1"}, "'-1' is not a spread"),
         ({"stragglers": "uniform,sped=1"}, "unknown key 'sped'; did you mean 'spread'?"),
         ({"stragglers": "uniform,seed=x"}, "'x' is not a seed"),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,3 +167,15 @@ def test_a_file_that_is_no_study_is_refused_and_left_alone(path: Path) -> None:
         pass
     with pytest.raises(OutputError, match="does not exist"), opened(path.parent / "none" / "study.db", SPACE):
         pass
+
+
+@pytest.mark.parametrize("name", ["version", "space"])
+def test_a_study_that_lost_what_it_says_of_itself_is_none(path: Path, name: str) -> None:
+    with opened(path, SPACE):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DELETE FROM study WHERE name = ?", (name,))
+        connection.commit()
+    for reading in (opened(path, SPACE), shown(path)):
+        with pytest.raises(StudyError, match="is not a study"), reading:
+            pass

@@ -161,6 +161,8 @@ def _failed(error: Exception) -> int:
         return _said(f"error: {' '.join(usage.format_message().split()).rstrip('.')}{hint}", usage.exit_code)
     if isinstance(error, MemoryError):
         return _said("error: not enough memory for this run", 2)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return _said(f"error: {error.filename}: is longer than a name may be", 2)
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return _said(f"internal error: {text}; please report it, with the traceback that TRIOSIM_DEBUG=1 shows", 1)
 

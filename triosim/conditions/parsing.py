@@ -35,6 +35,8 @@ _BETWEEN_GPUS = (
 _TRANSFERS = (*_BETWEEN_GPUS, "copy")
 
 _LARGEST_FACTOR = 1e6
+#: Of the logarithm of a factor: a GPU of 10,000 would be 10^16 times slower.
+_LARGEST_DEVIATION = 10.0
 _MOST_GPUS = 1_000_000
 
 _EVENT = "at=0.5s,gpu=3,slowdown=2"
@@ -149,6 +151,9 @@ def _stragglers(key: str, known: Conditions, value: Any) -> Conditions:
             made = replace(made, spread=_number(one, "a spread", 0.0))
         else:
             raise TriosimError(f"unknown key '{word}'", fix=nearest(str(word), allowed))
+    if made.distribution == "lognormal" and made.spread > _LARGEST_DEVIATION:
+        fix = f"it is a standard deviation of logarithms: write at most {_LARGEST_DEVIATION:g}"
+        raise TriosimError(f"{made.spread:g} is not a spread", fix=fix)
     return replace(known, stragglers=made) if key == "stragglers" else replace(known, slow_links=made)
 
 

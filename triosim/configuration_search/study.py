@@ -154,7 +154,7 @@ def shown(path: PathLike) -> Iterator[Study]:
         raise StudyError("there is no such study", where=where, fix="give the file of a search with --study")
     with _named_errors(where), closing(_connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)) as connection:
         about = _about(where, connection)
-        if about.get("schema") != SCHEMA:
+        if not _is_known(about):
             raise _no_study(where)
         yield Study(where, about["space"], connection)
 
@@ -172,8 +172,13 @@ def _about(where: str, connection: sqlite3.Connection) -> dict[str, str]:
         raise _no_study(where) from None
 
 
+def _is_known(about: Mapping[str, object]) -> bool:
+    """Whether what a file says of itself is what studies say; a damaged file may have rows that no study has."""
+    return about.get("schema") == SCHEMA and all(isinstance(about.get(name), str) for name in ("version", "space"))
+
+
 def _check(where: str, about: dict[str, str], space: str) -> None:
-    if about.get("schema") != SCHEMA:
+    if not _is_known(about):
         raise _no_study(where)
     if about["version"] != triosim.__version__:
         what = f"was begun by triosim {about['version']}, and this is {triosim.__version__}"

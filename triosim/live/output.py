@@ -6,8 +6,9 @@ import sys
 from collections import deque
 from collections.abc import Collection
 from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from triosim.errors import OutputError
 from triosim.live.items import Said
@@ -23,7 +24,7 @@ class RankOutput(ExitStack):
         super().__init__()
         self._shown = shown
         self._folder = None if folder is None else Path(folder)
-        self._files: dict[int, BinaryIO] = {}
+        self._files: dict[int, FileIO] = {}
         self._said: set[bytes] = set()  # of ours
         self._held: dict[int, deque[bytes]] = {}  # standard error of ranks that are not shown
         if self._folder is not None:
@@ -36,9 +37,7 @@ class RankOutput(ExitStack):
     def __call__(self, rank: int, said: Said) -> None:
         """Write what a rank printed."""
         if self._folder is not None:
-            if rank not in self._files:
-                self._files[rank] = self.enter_context((self._folder / f"rank-{rank}.log").open("wb"))
-            self._files[rank].write(said.text)
+            self._log(rank, self._folder / f"rank-{rank}.log", said.text)
         ours = said.stream in ("note", "error")
         if ours and said.text in self._said:
             return
@@ -48,6 +47,16 @@ class RankOutput(ExitStack):
             _write(sys.stdout if said.stream == "out" else sys.stderr, said.text)
         elif said.stream == "err":
             self._held.setdefault(rank, deque(maxlen=_HELD_WRITES)).append(said.text)
+
+    def _log(self, rank: int, path: Path, text: bytes) -> None:
+        """Write to a rank's file at once. Raises ``OutputError`` where its disk is full."""
+        try:
+            if rank not in self._files:
+                self._files[rank] = self.enter_context(path.open("wb", buffering=0))
+            while text:
+                text = text[self._files[rank].write(text) :]
+        except OSError as error:
+            raise OutputError(f"could not be written: {error.strerror}", where=str(path)) from None
 
     def failed(self, rank: int, status: int) -> None:
         """Say that a rank failed, and show what it wrote to its standard error, whichever ranks are shown."""
