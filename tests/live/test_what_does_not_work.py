@@ -162,6 +162,19 @@ print(rank, value.sum().item())
     assert "reads a tensor's value, which is not computed" in done.stderr
 
 
+def test_a_script_without_an_optimizer_has_no_steps_and_is_told_so(tmp_path: Path) -> None:
+    script = """import torch
+model = torch.nn.Linear(4, 4).cuda()
+model(torch.ones(2, 4, device="cuda")).sum().backward()
+for one in model.parameters():
+    one.data.add_(one.grad, alpha=-0.1)
+print("trained")
+"""
+    done = run(tmp_path, script)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "no tables: no step, which ends where an optimizer's step() returns" in done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 def test_a_hard_link_of_before_is_another_file_afterwards(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("before", encoding="utf-8")

@@ -262,6 +262,8 @@ def _result(outcome: LiveOutcome, command: str, config: RunConfig) -> Result | N
     if outcome.streams is None or outcome.record is None:
         if outcome.steps and outcome.status in (0, INTERRUPTED):
             print("triosim: note: no tables: the steps did nothing on the GPU, or differ too much", file=sys.stderr)
+        elif not outcome.status:
+            print("triosim: note: no tables: no step, which ends where an optimizer's step() returns", file=sys.stderr)
         return None
     planned = plan(price(read(outcome.streams, config), config), config)
     result = collect(Execution(outcome.record.recording, outcome.record.network, ()), planned, config)
