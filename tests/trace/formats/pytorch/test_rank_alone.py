@@ -61,6 +61,15 @@ def test_a_rank_with_a_part_of_the_channels_computes_that_part(tmp_path: Path) -
     assert alone.metrics.hardware_flops == pytest.approx(run.metrics.hardware_flops / 4, rel=0.01)
 
 
+def test_products_of_groups_have_the_rows_of_their_samples(tmp_path: Path) -> None:
+    """The rows of two experts by their matrices are as many rows, whatever takes them next."""
+    options = {**LLAMA, "layers": 1, "parallel": "dp=4,ep=4"}
+    run = triosim.simulate("mixtral-8x7b", **options)
+    run.save_kineto(tmp_path)
+    found = triosim.simulate(tmp_path, topology="dgx-h100")
+    assert found.metrics.hardware_flops == pytest.approx(run.metrics.hardware_flops, rel=0.01)
+
+
 def test_memory_that_was_recorded_is_that_of_the_run(tmp_path: Path) -> None:
     """Of what is allocated before the profile begins, the allocator's totals tell: parameters and states."""
     run = written(tmp_path, "gpt2", "ddp=2", gpu="A100", topology="dgx-a100", timeline=True)

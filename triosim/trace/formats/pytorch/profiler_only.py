@@ -36,6 +36,7 @@ _FACTORS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "ate
 _CONVOLUTIONS = frozenset(
     f"aten::{name}" for name in ("conv1d", "conv2d", "conv3d", "convolution", "cudnn_convolution")
 )
+_GROUPED = "aten::_grouped_mm"
 #: The argument that the samples come in by, where it is not the first.
 _SAMPLES = {**{name: left for name, (left, _) in _FACTORS.items()}, "aten::embedding": 1, "aten::embedding_bag": 1}
 _LOOK_UPS = frozenset(("aten::embedding", "aten::embedding_bag"))
@@ -388,6 +389,8 @@ def _returned(node: ExecutionTraceNode) -> list[tuple[int, ...]]:
     name, shapes = node.name.removeprefix(ENGINE_PREFIX), [row[0].shape if row else () for row in node.arguments]
     if name == "aten::convolution_backward" and len(shapes) > 2:
         return [shapes[1], shapes[2]]
+    if name == _GROUPED and len(shapes) > 1 and (len(shapes[0]), len(shapes[1])) == (2, 3):
+        return [(shapes[0][0], shapes[1][-1])]  # the rows of each group by its matrix
     if name not in _FACTORS or len(shapes) <= _FACTORS[name][1]:
         return []
     left, right = (shapes[position] for position in _FACTORS[name])
