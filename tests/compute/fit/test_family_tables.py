@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from triosim import cli
 from triosim.compute import families
 from triosim.compute.fit import deepbench, family_tables, table_names
 from triosim.errors import TriosimError
@@ -217,3 +218,13 @@ def test_deepbench_multiplies_matrices_that_are_stored_by_columns(tmp_path: Path
     )  # fmt: skip
     assert [half.shapes[name].tolist() for name in "bmnk"] == [[1], [8457], [35], [4096]]
     assert half.seconds.tolist() == [5e-4]
+
+
+def test_names_of_gpus_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "table.csv"
+    rows = "V100-SXM2-16GB,Float,1760,16,1760,N,N,0.059\nV100\x1b[31m,Float,1760,16,1760,N,N,0.059\n"
+    table.write_text(f"gpu,precision,M,N,K,A Transpose,B Transpose,Time (msec)\n{rows}")
+    assert cli.run(["calibrate", "evaluate", str(table)]) == 0
+    printed = capsys.readouterr()
+    assert "refused, off by 100% each" in printed.out
+    assert "\x1b[31m" not in printed.out + printed.err

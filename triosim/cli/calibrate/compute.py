@@ -10,6 +10,7 @@ from triosim.cli.calibrate.options import CACHE, OPERATOR
 from triosim.cli.command import LaterModule
 from triosim.config import Option
 from triosim.config.option import GENERAL
+from triosim.errors import printable
 from triosim.reports.terminal.progress import Progress
 
 calibration_run = LaterModule("compute.fit.calibration_run")
@@ -42,7 +43,7 @@ def command(
     """
 
     def progress(text: str) -> None:
-        print(f"triosim: {text}", file=sys.stderr)
+        print(printable(f"triosim: {text}"), file=sys.stderr)
 
     with Progress() as shown:
         shown.said("fitting")

@@ -14,6 +14,7 @@ from triosim.cli.calibrate.options import CACHE, COLLECTIVE, OPERATOR
 from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.config import Option
 from triosim.config.option import GENERAL
+from triosim.errors import printable
 from triosim.reports.terminal.progress import Progress
 from triosim.units import format_time
 
@@ -79,7 +80,7 @@ def command(
     with _judging(), model_files.using(models):
         measured = measured_files.read([table], gpu, given["operator"], given["cache"], given["dtype"], unknown=True)
         for line in (*measured_files.unknown_names(measured.by_gpu()), *evaluation.already_fitted(measured)):
-            print(f"triosim: {line}", file=sys.stderr)
+            print(printable(f"triosim: {line}"), file=sys.stderr)
         judged = evaluation.evaluate(measured)
     _show(judged, format, [one.reason for one in measured.refused])
 
@@ -112,7 +113,7 @@ def _show_systems(judged: SystemEvaluation, format: str) -> None:
     print()
     show_on_terminal(made)
     for reason, rows in judged.refused.items():
-        print(textwrap.fill(f"{rows} {'row' if rows == 1 else 'rows'} refused, off by 100% each: {reason}", 80))
+        _print_refused(f"{rows} {'row' if rows == 1 else 'rows'} refused, off by 100% each: {reason}")
 
 
 def _measured_on(group: GroupErrors) -> str:
@@ -157,7 +158,11 @@ def _show(judged: Evaluation, format: str, refused: Sequence[str]) -> None:
         print()
         _print_groups(judged.groups)
     for reason in dict.fromkeys(refused):
-        print(textwrap.fill(f"refused, off by 100% each: {reason}", 80))
+        _print_refused(f"refused, off by 100% each: {reason}")
+
+
+def _print_refused(text: str) -> None:
+    print(printable(textwrap.fill(text, 80)))
 
 
 def _print_groups(groups: Sequence[Group]) -> None:

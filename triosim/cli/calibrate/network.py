@@ -10,6 +10,7 @@ from triosim.cli.calibrate.options import COLLECTIVE
 from triosim.cli.command import LaterModule
 from triosim.config import Option
 from triosim.config.option import GENERAL
+from triosim.errors import printable
 from triosim.reports.terminal.progress import Progress
 
 fit = LaterModule("networks.calibration.fit.run")
@@ -45,7 +46,7 @@ def command(
     """
 
     def progress(text: str) -> None:
-        print(f"triosim: {text}", file=sys.stderr)
+        print(printable(f"triosim: {text}"), file=sys.stderr)
 
     topology, output = given["topology"], given["output"]
     sections.check_sections(topologies.Topology.load(topology))  # they are copied into the output
