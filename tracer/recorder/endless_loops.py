@@ -15,8 +15,8 @@ from typing import Any
 from triosim.errors import CaptureError
 from triosim.tracer.recorder.script_lines import is_waited_for, reading_frame, script_line, script_place
 
-#: A loop is endless after this many reads of values at one line in a step ...
-MOST_READS = 10_000
+#: A loop is endless after this many reads of values at one line in a step (more than samples that one may look at each) ...
+MOST_READS = 100_000
 #: ... or after this many with a pass of a model between each two, which is at least this many operators.
 MOST_PASSES, OPERATORS_OF_A_PASS = 500, 20
 #: One that waits for a value is told after so many turns one value after the other that ends comparisons of some kind.

@@ -84,3 +84,10 @@ def test_one_that_reads_a_value_of_each_of_many_tensors_goes_on(tmp_path: Path) 
 def test_an_optimizer_ends_its_own_loops(tmp_path: Path) -> None:
     """LBFGS reads losses and directions in each of its iterations."""
     assert run(tmp_path, "if True:", "pass", "LBFGS")
+
+
+@pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
+def test_a_script_may_look_at_each_of_ten_thousand_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    notes = run(tmp_path, "for correct in (loss.detach().expand(11_000) > 0).cpu():", "int(correct)")
+    assert any("reads a tensor's value" in note for note in notes)
