@@ -113,5 +113,37 @@ def test_torchtitan(tmp_path: Path, how: tuple[str, ...], ranks: int) -> None:
     assert found.result["global_batch_size"] == 8 * 4 / ranks
 
 
+@pytest.mark.parametrize("degrees", [{"expert": 4}, {"expert": 4, "tensor": 2}])
+def test_torchtitan_sends_the_tokens_that_are_drawn(tmp_path: Path, degrees: dict[str, int]) -> None:
+    """Its own all-to-alls, of DeepSeek-V3 with eight experts on four ranks: ranks wait for the busiest, or for none."""
+    write_assets(tmp_path)
+    which = ("--model.name", "deepseek_v3", "--model.flavor", "debugmodel", "--training.dataset", "c4_test")
+    sizes = ("--training.local_batch_size", "4", "--training.seq_len", "2048", "--training.steps", "3")
+    how = [one for name, size in degrees.items() for one in (f"--parallelism.{name}_parallel_degree", str(size))]
+    command = ("--", "torchrun", "--nproc-per-node", "4", "-m", "torchtitan.train", *which, *sizes, *how)
+    waited = {}
+    for routing in ("balanced", "zipf=1.2,seed=3"):
+        result = run("torchtitan", tmp_path, "--routing", routing, *command).result
+        assert any(one["kind"] == "all_to_all" for one in result["collectives"])
+        waited[routing] = sum(one["waiting_s"] for one in result["ranks"])
+    assert waited["balanced"] < 1e-5 < waited["zipf=1.2,seed=3"]
+
+
+@pytest.mark.parametrize("routing", ["balanced", "zipf=1.2,seed=3"])
+def test_megatron_core_sends_the_tokens_that_are_drawn(tmp_path: Path, routing: str) -> None:
+    command = ("--", "torchrun", "--nproc-per-node", "4", str(SCRIPTS / "megatron_experts.py"))
+    printed = run("megatron", tmp_path, "--routing", routing, "--ranks", "all", *command).printed
+    lines = re.findall(r"^rank (\d) sent (\[.+\]) got (\[.+\])$", printed, re.MULTILINE)
+    by_rank = [
+        [(ast.literal_eval(one[1]), ast.literal_eval(one[2])) for one in lines if one[0] == rank] for rank in "0123"
+    ]
+    assert {len(one) for one in by_rank} == {3 * 2 * 2}
+    for ranks in zip(*by_rank, strict=True):
+        sent, got = [one[0] for one in ranks], [one[1] for one in ranks]
+        assert [sum(one) for one in sent] == [2 * 2 * 256] * 4
+        assert [list(column) for column in zip(*sent, strict=True)] == got
+        assert all(one == [256] * 4 for one in sent) is (routing == "balanced")
+
+
 def test_each_environment_names_the_version_that_it_was_tested_with() -> None:
     assert all("==" in package for packages in PACKAGES.values() for package in packages)
