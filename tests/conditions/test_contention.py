@@ -113,7 +113,7 @@ def test_the_timeline_and_the_figures_do_not_depend_on_how_closely_operators_are
         triosim.simulate(trace, "fsdp=8", topology="dgx-h100", timeline=timeline) for timeline in (False, True)
     )
     assert plain.step_time_s == pytest.approx(shown.step_time_s, rel=1e-9)
-    assert any("beside transfers" in note for note in plain.data.notes)
+    assert any("beside computation" in note for note in plain.data.notes)
 
 
 def test_the_note_says_how_much_longer_computation_takes_in_one_step_of_several() -> None:
@@ -122,7 +122,7 @@ def test_the_note_says_how_much_longer_computation_takes_in_one_step_of_several(
         [
             note
             for note in triosim.simulate(trace, "ddp=8", topology="dgx-h100", iterations=count).data.notes
-            if "beside transfers" in note
+            if "beside computation" in note
         ]
         for count in (1, 4)
     )

@@ -144,7 +144,7 @@ def test_less_than_the_model_needs_is_noted() -> None:
 
 def test_more_than_the_peak_is_noted() -> None:
     trace = on_a100(traces.mlp())
-    quick = replace(trace, operators=tuple(replace(one, seconds=one.seconds * 1e-9) for one in trace.operators))
+    quick = replace(trace, operators=tuple(replace(one, seconds=one.seconds * 1e-7) for one in trace.operators))
     assert any("HFU is" in note for note in simulate(quick, "single", gpus=1).notes)
 
 

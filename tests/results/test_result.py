@@ -139,7 +139,7 @@ def broken(key: str, value: object) -> str:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "is not JSON"),
+        ("", "is empty"),
         ('{"schema": "triosim-result/1"', "is not JSON"),
         ("[]", "is not a result"),
         ('{"schema": "triosim-result/9"}', "'triosim-result/9'"),

@@ -161,6 +161,9 @@ def _hand_out(result: Any, run: ConfiguredRun, written: Sequence[WrittenReport],
     elif not given["quiet"]:
         show_on_terminal(tables.render(result.data, result.title, by_layer=given["by_layer"]))
         if remedies.could_be_tried(result):
-            found = remedies.remedies_config(run.subject, run.config)
+            with Progress() as progress:
+                found = remedies.remedies_config(
+                    run.subject, run.config, lambda options: progress.said(f"looking for what fits: {options}")
+                )
             if found:
                 show_on_terminal(comparison_table.render_remedies(found, result.step_time_s))

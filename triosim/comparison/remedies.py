@@ -7,7 +7,7 @@ where no single one is enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
@@ -45,7 +45,7 @@ class Remedy:
     @property
     def shown(self) -> str:
         """The options as they stand on the command line."""
-        return " ".join(f"--{name} {value}" for name, value in self.options.items())
+        return _shown(self.options)
 
 
 def remedies(trace: TraceLike, parallel: Any = "single", **options: Any) -> tuple[Remedy, ...]:
@@ -56,10 +56,12 @@ def remedies(trace: TraceLike, parallel: Any = "single", **options: Any) -> tupl
     return remedies_config(trace, RunConfig.of(parallel=parallel, **options))
 
 
-def remedies_config(trace: TraceLike, config: RunConfig) -> tuple[Remedy, ...]:
-    """Do what ``remedies`` does, with the options in one value."""
+def remedies_config(
+    trace: TraceLike, config: RunConfig, started: Callable[[str], None] = lambda _: None
+) -> tuple[Remedy, ...]:
+    """Do what ``remedies`` does, with the options in one value; ``started`` is called with those of each step that is tried."""
     priced = price(read(trace, config), config)
-    return () if priced.subject.streams is not None else _found(priced, config)
+    return () if priced.subject.streams is not None else _found(priced, config, started)
 
 
 def could_be_tried(result: Result) -> bool:
@@ -67,15 +69,21 @@ def could_be_tried(result: Result) -> bool:
     return result.memory is not None and not result.memory.fits and result.world <= MOST_RANKS
 
 
-def _found(priced: PricedSubject, config: RunConfig) -> tuple[Remedy, ...]:
+def _found(priced: PricedSubject, config: RunConfig, started: Callable[[str], None]) -> tuple[Remedy, ...]:
     config = config.replaced(fail_on_oom=True, timeline=False, links=False, draws=1, iterations=1)
     changes = _changes(config)
     for count in range(1, len(changes) + 1):
-        tried = (one for some in combinations(changes, count) for one in product(*some))
-        fitting = [found for one in tried if (found := _tried(priced, config, dict(one))) is not None]
+        fitting = []
+        for change in (dict(one) for some in combinations(changes, count) for one in product(*some)):
+            started(_shown(change))
+            fitting += _tried(priced, config, change)
         if fitting:
             return tuple(sorted(fitting, key=lambda one: (one.step_time_s, one.shown)))
     return ()
+
+
+def _shown(options: Mapping[str, str]) -> str:
+    return " ".join(f"--{name} {value}" for name, value in options.items())
 
 
 def _changes(config: RunConfig) -> list[list[tuple[str, str]]]:
@@ -102,14 +110,14 @@ def _more_sharded(parallel: Any) -> Iterator[str]:
             yield ",".join((*parts[:index], f"{other}{equals}{size}", *parts[index + 1 :]))
 
 
-def _tried(priced: PricedSubject, config: RunConfig, change: Mapping[str, str]) -> Remedy | None:
-    """Return a step with changed options, simulated; None where it does not fit, or cannot be."""
+def _tried(priced: PricedSubject, config: RunConfig, change: Mapping[str, str]) -> list[Remedy]:
+    """Return a step with changed options, simulated; nothing where it does not fit, or cannot be."""
     try:
         Offload.of(change.get("offload", config.offload), training=config.training)
         result = simulate_priced(priced, config.replaced(**change))
     except TriosimError:  # it does not fit, or the memory is not there
-        return None
+        return []
     assert result.memory is not None
     fullest = result.memory.fullest
     outside = {tier: sum(sizes.values()) for tier, sizes in fullest.outside.items()}
-    return Remedy(change, result.step_time_s, fullest.peak_bytes, outside)
+    return [Remedy(change, result.step_time_s, fullest.peak_bytes, outside)]

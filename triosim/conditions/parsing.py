@@ -180,7 +180,8 @@ def _event(value: Any) -> GpuEvent | LinkEvent:
             raise TriosimError(f"unknown key '{key}'", fix=nearest(str(key), allowed))
     fails = _truth(said.get("fails", False))
     if fails == (effect in said):
-        raise TriosimError(f"{value!r:.80} needs either '{effect}' or 'fails'", fix="write exactly one of them")
+        fix = f"write {effect}={'2' if effect == 'slowdown' else '10 GB/s'}, or fails=true"
+        raise TriosimError(f"{value!r:.80} needs either '{effect}' or 'fails'", fix=fix)
     at = parse_time(said["at"])
     if not 0 <= at < math.inf:
         raise TriosimError(f"{said['at']} is not a time for an event", fix="write 0 or more")

@@ -239,8 +239,8 @@ def _notes(recording: Recording, trace: Trace, slowed: float, launch_bound: floa
         yield f"nothing was communicated between the {len(recording.ranks)} GPUs"
     if slowed > 0:
         yield (
-            f"beside transfers, and by faults if there are any, computation takes {format_time(slowed)} a step longer on the "
-            "average GPU; the times of layers and operators leave that out"
+            f"transfers that run beside computation, and faults, slow it by {format_time(slowed)} a step on the average GPU; "
+            "the times of layers and operators are without that"
         )
     if launch_bound >= LAUNCH_BOUND:
         yield (

@@ -392,7 +392,7 @@ def _recorded_links(data: ResultData) -> Table:
         f"Busiest links ({len(loaded)} of {len(data.links)} with traffic)",
         *("link", "bytes", "used", "peak", "busy", "busiest at"),
         rows=rows[:MAX_RECORDED_LINKS],
-        legend="x8: 8 links with these figures; used: bytes over what the link could carry in the step; peak: the largest "
+        legend="xN: N links with these figures; used: bytes over what the link could carry in the step; peak: the largest "
         "share of its bandwidth at any time; busy: the part of the step in which it carries bytes",
     )
     if len(rows) > MAX_RECORDED_LINKS:
