@@ -7,7 +7,7 @@ medians) that the script prints of what a constant was fitted to, and of sources
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from triosim.compute.models import alignment, grouped_products, roofline
@@ -90,14 +90,7 @@ def _of_classes() -> Iterator[FittedConstant]:
     of_launch = "element-wise tables (NeuSight)"
     yield FittedConstant("kernel's launch", roofline.LAUNCH_SECONDS * 1e6, "us", of_launch, _TABLES, 0.072, 0.072)
     for name, one in roofline.DEFAULTS.items():
-        if name == "convolution":
-            source, script, errors = "assumed, as products", "", (None, None)
-        else:
-            source, script, errors = _OF_TABLES.get(name) or (
-                "steps of timm's models on an RTX 3090",
-                _IMAGES,
-                (0.099, 0.121),
-            )
+        source, script, errors = _OF_CLASSES.get(name, _OF_IMAGES)
         yield FittedConstant(f"{name}, of bandwidth", one.memory, "share", source, script, *errors)
         if name in roofline.ARITHMETIC or "tensor cores" in name:
             yield FittedConstant(f"{name}, of peak", one.compute, "share", source, script, *errors)
@@ -107,8 +100,11 @@ def _of_classes() -> Iterator[FittedConstant]:
         yield FittedConstant(f"{name}, of a multiprocessor", limit, "bytes a clock", source, script, 0.064, 0.067)
 
 
-#: The classes of ``roofline`` that are fitted to tables of operators: these, the script, and what it prints.
-_OF_TABLES = {
+#: What the efficiencies of a class of ``roofline`` rest on, the script that fits them, and the errors that it prints.
+_Basis = tuple[str, str, tuple[float | None, float | None]]
+_OF_IMAGES: _Basis = ("steps of timm's models on an RTX 3090", _IMAGES, (0.099, 0.121))
+_OF_CLASSES: Mapping[str, _Basis] = {
+    "convolution": ("assumed, as products", "", (None, None)),
     "product": ("tables linear, bmm (NeuSight) and gemm_bf16 (aiconfigurator)", _TABLES, (0.255, 0.249)),
     "attention": ("table attention_causal_bf16 (aiconfigurator)", _TABLES, (0.353, 0.351)),
     "reduction": ("tables ln, softmax (NeuSight)", _TABLES, (0.190, 0.206)),
