@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from triosim.networks.calibration.fit.measured import positive
+from triosim.networks.calibration.fit.measured import not_negative, positive
 from triosim.tasks import DeepEP
 
 Step = Literal["dispatch", "combine"]
@@ -47,5 +47,5 @@ def seconds_of(line: Mapping[str, str], step: Step) -> float:
     if _LOW_LATENCY in line:
         return positive(line[f"{step}_avg_t_us"], f"{step}_avg_t_us", "") * 1e-6
     transmitted, notified = f"{step}_transmit_us", f"{step}_notify_us"
-    waited = line[notified].strip()
-    return (positive(line[transmitted], transmitted, "") + (float(waited) if waited else 0.0)) * 1e-6
+    waited = not_negative(line[notified].strip() or "0", notified, "")
+    return (positive(line[transmitted], transmitted, "") + waited) * 1e-6

@@ -25,6 +25,7 @@ from triosim.networks.calibration.stored import KINDS
 TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "time_us": 1e-6, "latency_ms": 1e-3, "time_ms": 1e-3, "seconds": 1.0}
 #: A collective takes longer than any memory or link needs to answer, in seconds, and less than a day.
 SHORTEST, LONGEST = 1e-7, 1e5
+_LARGEST = 1e18  # bytes, or nanoseconds: a billion seconds
 COUNTS = ("gpus", "num_gpus")  # the columns that may say how many GPUs a group has
 SYSTEMS = ("system", "gpu")  # those that may say where a row was measured
 SLOWDOWNS = ("compute_slowdown", "collective_slowdown")  # those of a row that was measured beside products
@@ -194,11 +195,21 @@ def _whole(text: str, name: str, where: str) -> int:
 
 
 def positive(text: str, name: str, where: str) -> float:
-    """Return a number above zero. Raises ``TriosimError`` for anything else."""
+    """Return a number above zero, of bytes or of time. Raises ``TriosimError`` for anything else, or beyond any machine."""
+    number = not_negative(text, name, where)
+    if not number:
+        raise TriosimError(f"{name}: '{text.strip():.40}' is not a number above zero", where=where)
+    return number
+
+
+def not_negative(text: str, name: str, where: str) -> float:
+    """Return zero, or a number above it, of bytes or of time. Raises ``TriosimError`` as ``positive`` does."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0.0 < number < math.inf:
+    if not 0.0 <= number < math.inf:
         raise TriosimError(f"{name}: '{text.strip():.40}' is not a number above zero", where=where)
+    if number > _LARGEST:
+        raise TriosimError(f"{name}: '{text.strip():.40}' is more than {_LARGEST:.0e}", where=where)
     return number

@@ -96,6 +96,7 @@ _BITS = r"G(?:b/s|bps|bit/s|bit|bE|b)?(?![A-Za-z])"
 _RANGE = r"(\d+(?:\.\d+)?)(?:\s*-\s*\d+(?:\.\d+)?)?"
 PCIE_SHARE = 0.8  # of the peak, which a PCIe link achieves
 _FASTEST_CARD = 800.0  # Gb/s; what is faster is all cards of a node together
+_FASTEST_NODE = 1e6  # Gb/s
 _GBITS = 1e9 / 8
 
 
@@ -179,7 +180,10 @@ def _found(system: str) -> tuple[str, float | None] | None:
 
 
 def cards_of(nic: str) -> NetworkCards | None:
-    """Return the network cards that a text such as '8x400 Gb/s InfiniBand NDR' describes, or None where it says nothing."""
+    """Return the network cards that a text such as '8x400 Gb/s InfiniBand NDR' describes, or None where it says nothing.
+
+    Raises ``TriosimError`` for cards that no node has.
+    """
     plain = nic.lower()
     kind = next((kind for word, kind in NETWORKS if re.search(word, plain)), None)
     several = re.search(rf"(\d+)\s*[x×]\s*{_RANGE}\s*{_BITS}", nic)
@@ -192,6 +196,8 @@ def cards_of(nic: str) -> NetworkCards | None:
     count = int(several[1]) if several else int(number[1]) if number else 0
     speed = float(several[2] if several else single[1] if single else 0.0)
     speed = speed or next((rate for word, rate in SPEEDS if re.search(word, plain)), 0.0)
+    if count > _FASTEST_NODE or max(count, 1) * speed > _FASTEST_NODE:
+        raise TriosimError(f"nic: '{nic:.40}' is faster than any node")
     if speed > _FASTEST_CARD:
         count, speed = max(round(speed / 400.0), 1), 400.0
     if kind is None and not speed:

@@ -134,6 +134,7 @@ def test_slower_links_than_those_of_the_preset_are_kept() -> None:
         ("H100", 16, 2, "not stated in the excerpt", "the network cards are not stated"),
         ("H100", 15, 2, "", "15 GPUs are not shared out evenly over 2 nodes"),
         ("H100", 1, 1, "", "a collective has 2 GPUs or more"),
+        ("H100", 16, 2, "9999999x400 Gb/s", "nic: '9999999x400 Gb/s' is faster than any node"),
     ],
 )
 def test_a_row_that_cannot_be_placed_says_why(name: str, gpus: int, nodes: int, nic: str, reason: str) -> None:
