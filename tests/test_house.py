@@ -209,6 +209,12 @@ def test_a_file_can_be_read_in_one_sitting(name: str) -> None:
     assert len(MODULES[name].read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """pytest imports those outside of packages by their names alone."""
+    files = [one for one in ROOT.glob("tests/**/test_*.py") if not (one.parent / "__init__.py").exists()]
+    assert [name for name, count in Counter(one.name for one in files).items() if count > 1] == []
+
+
 def test_a_wheel_holds_triosim_and_nothing_beside_it() -> None:
     """People's model repositories have a ``networks/`` of their own, so ours is installed inside ``triosim/`` only."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
