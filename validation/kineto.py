@@ -48,6 +48,16 @@ RUNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("ddp, two steps", "resnet50", {"gpu": "A100", "parallel": "ddp=4", "topology": "dgx-a100", "iterations": 2}),
     ("fsdp", "llama3.2-1b", {"parallel": "fsdp=4", **_LLAMA}),
+    (
+        "fsdp, two micro-batches",
+        "bert-large",
+        {"parallel": "fsdp=4", "micro_batches": 2, "gpu": "A100", "topology": "dgx-a100"},
+    ),
+    (
+        "dp and fsdp",
+        "qwen3-8b",
+        {"parallel": "dp=2,fsdp=4", "seq": 1024, "layers": 3, "gpu": "B200", "topology": "dgx-b200"},
+    ),
     ("tp", "llama3.2-1b", {"parallel": "tp=4", **_LLAMA}),
     ("pp", "llama3.2-1b", {"parallel": "pp=4", "micro_batches": 4, **_LLAMA}),
     ("interleaved", "gpt2", _INTERLEAVED),

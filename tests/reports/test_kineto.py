@@ -14,8 +14,9 @@ from hand_made_run import result
 import triosim
 from triosim.cli import main as cli
 from triosim.errors import OutputError
+from triosim.reports.kineto.stream_waits import StreamWaits
 from triosim.reports.kineto.transfers import profiled
-from triosim.tasks import AllToAll, Communicator
+from triosim.tasks import AllGather, AllReduce, AllToAll, Communicator, Handle
 from triosim.trace import Operator, Trace
 
 TRACES = Path(__file__).parents[2] / "examples" / "traces"
@@ -111,6 +112,17 @@ def test_what_waits_for_another_stream_begins_when_that_is_done(tmp_path: Path, 
             waiting = next(one for one in after if one["tid"] == wait["args"]["stream"])
             assert awaited["tid"] != waiting["tid"]
             assert awaited["ts"] + awaited["dur"] <= waiting["ts"] + 1e-3
+
+
+def test_collectives_of_a_communicator_run_in_order_of_issue_also_on_two_streams() -> None:
+    """NCCL runs those of one communicator one after another; FSDP's gathers and reduce-scatters are on streams of their own."""
+    group = Communicator((0, 1), "dp")
+    handles = []
+    for task, begin in ((AllGather(1e6, group, stream="gather"), 0.0), (AllReduce(1e6, group, stream="reduce"), 1e-3)):
+        handle = Handle(0, task)
+        handle.arrived, handle.finished = begin, begin + 1e-3
+        handles.append(handle)
+    assert StreamWaits.of(handles).awaited == {handles[1]: [handles[0]]}
 
 
 def test_the_messages_of_a_batch_are_named_before_its_kernel(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What the work of a rank's streams waits for on other streams: CUDA events, as PyTorch records them and waits for them.
 
-A transfer waits for the stream that issued it, and a stream for the tasks of its ``Wait``. What a task waits for on its own
-stream needs no event.
+A transfer waits for the stream that issued it, a stream for the tasks of its ``Wait``, and a collective for the one before it
+of its communicator, which NCCL runs in order of issue whatever their streams. What a task waits for on its own stream needs
+no event.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from triosim.reports.tracks import stream_of
 from triosim.reports.transfer_names import Transfer, begin_of
-from triosim.tasks import Collective, Compute, Handle, Record, Wait
+from triosim.tasks import Collective, Communicator, Compute, Handle, Record, Wait
 from triosim.units import whole_nanoseconds
 
 
@@ -43,6 +44,7 @@ class _Issued:
     def __init__(self) -> None:
         self._next: dict[str, tuple[Handle, ...]] = {}
         self._stands_for: dict[Handle, tuple[Handle, ...]] = {}
+        self._collectives: dict[Communicator, Handle] = {}  # the last of each communicator
 
     def add(self, handle: Handle) -> tuple[Handle, ...]:
         """Issue a task, and return the work that it waits for."""
@@ -51,6 +53,9 @@ class _Issued:
         found = (() if stream is None else self._next.get(stream, ())) + self._work_of(task.after)
         if isinstance(task, Wait):
             found += self._work_of(task.handles)
+        if isinstance(task, Collective):
+            found += self._work_of([self._collectives[task.group]] if task.group in self._collectives else [])
+            self._collectives[task.group] = handle
         issuer: str | None = getattr(task, "issuer", None)
         if issuer is not None:
             found += self._next.get(issuer, ())
