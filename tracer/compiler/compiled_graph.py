@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from triosim.trace import Phase
+from triosim.tracer.compiler.buffer_reuse import Reuse, reused_buffers
 from triosim.tracer.compiler.graph_kernels import KernelLaunch, NodeCall, Place, kernels_of
 from triosim.tracer.contents import storage_contents
 from triosim.tracer.device.dispatch_mode import DeviceMode
@@ -26,10 +27,11 @@ _RANDOM = "prims.inductor_"
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the graph does, the layer, and the nodes whose values nothing needs afterwards."""
+    """What the graph does, the layer, what a kernel computes in place, and the nodes whose values nothing needs afterwards."""
 
     what: NodeCall | KernelLaunch
     over: tuple[fx.Node, ...]
+    in_place: tuple[Reuse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class CompiledGraph:
         inlined: InlinedModule | None = None,
         *,
         graphed: bool = False,
+        donated: Collection[int] = (),
     ) -> None:
         self._boxed_call = True  # PyTorch asks for it
         self._module = module
@@ -88,7 +91,8 @@ class CompiledGraph:
         (output,) = module.graph.find_nodes(op="output")
         self._output = _plain(output.args[0])
         steps = kernels_of(module.graph, phase)
-        self._steps = list(_with_ends(steps, set(output.all_input_nodes)))
+        in_place = reused_buffers(module.graph, steps, donated)
+        self._steps = list(_with_ends(steps, set(output.all_input_nodes), in_place))
         self._arguments = {
             step.node: (_plain(step.node.args), _plain(step.node.kwargs))
             for step in steps
@@ -131,7 +135,7 @@ class CompiledGraph:
             if isinstance(step.what, NodeCall):
                 values[step.what.node] = self._call(step.what, values)
             else:
-                self._launch(step.what, values)
+                self._launch(step.what, step.in_place, values)
             if number is not None and not backward and len(recorder.step.operators) > before:
                 call.operators[number] = before
             for node in step.over:
@@ -153,18 +157,31 @@ class CompiledGraph:
                 return torch.empty(made.shape, dtype=made.dtype, device=made.device)
             return node.target(*given, **named)  # type: ignore[operator]
 
-    def _launch(self, launch: KernelLaunch, values: dict[fx.Node, Any]) -> None:
+    def _launch(self, launch: KernelLaunch, in_place: tuple[Reuse, ...], values: dict[fx.Node, Any]) -> None:
+        recorder = self._mode.recorder
         reads, writes = (_on_device(places, values) for places in (launch.reads, launch.writes))
-        if writes:
-            self._mode.recorder.operator(launch.name, launch.attributes, reads, writes)
+        if not writes:
+            return
+        captured = recorder.graph is not None  # a CUDA graph, which keeps the tensors of its calls
+        pairs = (
+            [] if captured else [tuple(_value(place, values).untyped_storage() for place in pair) for pair in in_place]
+        )
+        with recorder.storages.computing_in_place(pairs) if pairs else nullcontext():
+            recorder.operator(launch.name, launch.attributes, reads, writes)
 
 
 def _on_device(places: Iterable[Place], values: dict[fx.Node, Any]) -> list[Any]:
-    found = [values[node] if index is None else values[node][index] for node, index in places]
-    return [one for one in found if on_device(one)]
+    return [one for place in places if on_device(one := _value(place, values))]
 
 
-def _with_ends(steps: list[NodeCall | KernelLaunch], kept: set[fx.Node]) -> Iterator[_Step]:
+def _value(place: Place, values: dict[fx.Node, Any]) -> Any:
+    node, index = place
+    return values[node] if index is None else values[node][index]
+
+
+def _with_ends(
+    steps: list[NodeCall | KernelLaunch], kept: set[fx.Node], in_place: Mapping[int, tuple[Reuse, ...]]
+) -> Iterator[_Step]:
     """Yield the steps with the nodes that no later one needs, except the graph's results."""
     last: dict[fx.Node, int] = {}
     for number, step in enumerate(steps):
@@ -178,7 +195,7 @@ def _with_ends(steps: list[NodeCall | KernelLaunch], kept: set[fx.Node]) -> Iter
         if node not in kept:
             over.setdefault(number, []).append(node)
     for number, step in enumerate(steps):
-        yield _Step(step, tuple(over.get(number, ())))
+        yield _Step(step, tuple(over.get(number, ())), in_place.get(number, ()))
 
 
 def _plain(value: Any) -> Any:

@@ -122,13 +122,14 @@ def _inductor(mode: DeviceMode, calls: ForwardCalls) -> Callable[..., Any]:
 
     def compile_graph(self: Any, graph: Any, inputs: Any, *, config_patches: Any = None) -> Any:
         from torch._inductor.compile_fx import compile_fx
+        from torch._inductor.utils import get_donated_idxs
 
         inlined = _inlined(graph)
         graphed = bool(self.config.get("triton.cudagraphs"))
 
         def inner(module: Any, inputs: Any, *, is_backward: bool = False, **_: Any) -> CompiledGraph:
             if is_backward:
-                return CompiledGraph(module, mode, calls, "backward", graphed=graphed)
+                return CompiledGraph(module, mode, calls, "backward", graphed=graphed, donated=get_donated_idxs() or ())
             return CompiledGraph(module, mode, calls, "forward", inlined, graphed=graphed)
 
         return compile_fx(graph, inputs, inner, {**self.config, **(config_patches or {}), **_INDUCTOR})

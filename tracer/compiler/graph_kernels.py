@@ -31,6 +31,13 @@ _ALSO = frozenset(
         "low_memory_max_pool_offsets_to_indices",
     )
 )
+#: Of these, what reads or writes its tensors in another order than they lie in.
+_OUT_OF_ORDER = frozenset(
+    (
+        *("index", "gather", "embedding", "index_select", "select_scatter", "slice_scatter", "constant_pad_nd"),
+        *("unsafe_index", "unsafe_masked_index", "low_memory_max_pool_offsets_to_indices"),
+    )
+)
 #: Constants, which each kernel that needs them makes itself.
 _CONSTANTS = frozenset(("full", "scalar_tensor", "iota", "arange", "empty", "inductor_seeds"))
 
@@ -60,13 +67,14 @@ class NodeCall:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """The launch of a kernel, after the calls of its parts."""
+    """The launch of a kernel, after the calls of its ``parts``."""
 
     name: str
     attributes: dict[str, Any]
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
     layer: str
+    parts: tuple[fx.Node, ...]
 
 
 def kernels_of(graph: fx.Graph, phase: Phase) -> list[NodeCall | KernelLaunch]:
@@ -100,7 +108,8 @@ class _Planner:
             if parts:
                 reads = tuple([self._places[tensor.id] for tensor in operator.inputs])
                 writes = tuple([self._places[tensor.id] for tensor in operator.outputs])
-                yield KernelLaunch(operator.name, dict(operator.attributes), reads, writes, operator.layer)
+                nodes = tuple([self._node[part] for part in parts])
+                yield KernelLaunch(operator.name, dict(operator.attributes), reads, writes, operator.layer, nodes)
         for node in self._output.all_input_nodes:
             yield from self._calls(node, recorded=False)
 
@@ -178,6 +187,11 @@ def _recomputed(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
+def reads_in_order(node: fx.Node) -> bool:
+    """Whether a part of a kernel computes each element of its result from those at the same place, or of the same row."""
+    return _is_fused(node) and base_name(_name_of(node)[0]) not in _OUT_OF_ORDER
+
+
 def _is_fused(node: fx.Node) -> bool:
     name = base_name(_name_of(node)[0])
     return name in _ALSO or kind_of(name) in ("elementwise", "softmax", "reduction")
@@ -202,10 +216,28 @@ def _name_of(node: fx.Node) -> tuple[str, dict[str, Any]]:
         return str(getattr(target, "__name__", target)), {}
     if _changed(node) is not None:
         return "aten::copy", {}
+    if _marks_places(node):
+        return "aten::where", {}
     info = OperatorInfo(target)
     given = [None if _has_nodes(value) else value for value in node.args]
     named = {key: value for key, value in node.kwargs.items() if not _has_nodes(value)}
     return info.name, info.attributes_of(tuple(given), named)
+
+
+def _marks_places(node: fx.Node) -> bool:
+    """Whether a node puts a number at one place of each row of a constant: the compiler compares positions instead.
+
+    The gradient of a loss over classes begins so (``scatter_upon_const_tensor`` of TorchInductor).
+    """
+    if node.target is not torch.ops.aten.scatter.value:
+        return False
+    constant, dimension, places = node.args[:3]
+    if not isinstance(constant, fx.Node) or constant.target is not torch.ops.aten.full.default:
+        return False
+    sizes, of_places = constant.meta["val"].shape, places.meta["val"].shape  # type: ignore[union-attr]
+    along = dimension % len(sizes)  # type: ignore[operator]
+    others = (number for number in range(len(sizes)) if number != along)
+    return bool(of_places[along] == 1 and all(of_places[number] >= sizes[number] for number in others))
 
 
 def _has_nodes(value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,9 @@ class StorageTracker:
         self._peak = 0
         self._live: dict[int, tuple[RecordedStorage, Any]] = {}  # by PyTorch's address of the storage
         self._dead: list[RecordedStorage] = []
+        self._in_place: dict[
+            int, int
+        ] = {}  # by address of a storage: that of the one whose bytes it takes at its birth
         self._count = 0
 
     @property
@@ -139,9 +143,23 @@ class StorageTracker:
         found = self._live.get(key)
         if found is not None:
             return found[0]
-        recorded = self._new(storage.nbytes(), form.shape, form.name)
+        block = self._released(self._in_place[key]) if key in self._in_place else None
+        recorded = self._new(storage.nbytes(), form.shape, form.name, block)
         self._live[key] = (recorded, weakref.ref(storage, lambda _: self._dies(key)))
         return recorded
+
+    @contextmanager
+    def computing_in_place(self, pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+        """Let storages born inside take the bytes of others of their size: pairs of the one that dies and the new one."""
+        self._in_place = {
+            new._cdata: old._cdata
+            for old, new in pairs
+            if old._cdata in self._live and new._cdata not in self._live and old.nbytes() == new.nbytes()
+        }
+        try:
+            yield
+        finally:
+            self._in_place = {}
 
     def resized(self, storage: Any) -> None:
         """Record that a storage changed its size: its bytes died, and others were born."""
@@ -155,8 +173,11 @@ class StorageTracker:
         again.category, again.owner = recorded.category, recorded.owner
         self._live[key] = (again, reference)
 
-    def _new(self, nbytes: int, shape: tuple[int, ...], dtype: str) -> RecordedStorage:
-        block = None if self.allocator is None or not nbytes else self.allocator.malloc(nbytes, self.context.stream)
+    def _new(
+        self, nbytes: int, shape: tuple[int, ...], dtype: str, block: MemoryBlock | None = None
+    ) -> RecordedStorage:
+        if block is None and self.allocator is not None and nbytes:
+            block = self.allocator.malloc(nbytes, self.context.stream)
         self._count += 1
         self.clock += 1
         recorded = RecordedStorage(self._count, nbytes, self.clock, self.context.copy(), shape, dtype, block=block)
@@ -167,6 +188,13 @@ class StorageTracker:
     def _dies(self, key: int) -> None:
         recorded, _ = self._live.pop(key)
         self._end(recorded)
+
+    def _released(self, key: int) -> MemoryBlock | None:
+        """End a storage, and return its block for another one."""
+        recorded, _ = self._live.pop(key)
+        block, recorded.block = recorded.block, None
+        self._end(recorded)
+        return block
 
     def _end(self, recorded: RecordedStorage) -> None:
         self.clock += 1
