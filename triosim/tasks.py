@@ -189,7 +189,10 @@ class Compute(Task):
 
 @dataclass(frozen=True, slots=True)
 class Copy(Task):
-    """A copy from one node to another by a copy engine of the rank; "device" is the rank's GPU, "host" its host memory."""
+    """A copy from one node to another by a copy engine of the rank; "device" is the rank's GPU, "host" its host memory.
+
+    A copy that was measured takes its ``seconds`` on the engine, whatever the network is; elsewhere they are None.
+    """
 
     source: str
     destination: str
@@ -198,6 +201,7 @@ class Copy(Task):
     issuer: str | None = COMPUTE_STREAM
     label: str = ""
     layers: Layers | None = None
+    seconds: float | None = None
 
 
 #: Whose kernels carry tokens to experts: DeepEP's, or those of its branch HybridEP.

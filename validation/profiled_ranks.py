@@ -13,7 +13,7 @@ from typing import Any
 import triosim
 from validation.report import Row, relative
 
-_SWITCH = "switch(4, bandwidth={} GB/s, latency=1 us)"
+_GPUS = 4
 _PROFILED, _SLOW = 100, 20
 _CLAIMED = {_PROFILED: 0.001, _SLOW: 0.001}
 #: The options of each step.
@@ -29,6 +29,11 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"parallel": "cp=4"},
     {"parallel": "dp=2,tp=2"},
     {"parallel": "dp=2,fsdp=2"},
+    {"parallel": "fsdp=4", "offload": "optimizer=host"},
+    {"parallel": "fsdp=4", "offload": "parameters=host,optimizer=host"},
+    {"parallel": "fsdp=4", "offload": "activations=host"},
+    {"parallel": "ddp=4", "offload": "optimizer=host", "micro_batches": 2},
+    {"parallel": "zero2=4", "offload": "optimizer=nvme"},
 )
 
 
@@ -41,15 +46,28 @@ def rows() -> list[Row]:
     return found
 
 
+def _switch(bandwidth: float) -> dict[str, Any]:
+    """Return a host whose GPUs reach each other over a switch, and its memory and drives over PCIe."""
+    return {
+        "topology": "switch",
+        "gpus": _GPUS,
+        "bandwidth": f"{bandwidth} GB/s",
+        "latency": "1 us",
+        "host": {"bandwidth": "25 GB/s"},
+        "host_memory": {"capacity": "1 TB", "bandwidth": "200 GB/s"},
+        "nvme": {"capacity": "8 TB", "read": "12 GB/s", "write": "6 GB/s"},
+    }
+
+
 def errors(options: dict[str, Any]) -> list[float]:
     """Return by how much the step of the profiles of one network differs from the step itself, there and on a slow one."""
     model = {"layers": 4, "gpu": "A100", **options}
     with tempfile.TemporaryDirectory() as place:
         profiles = str(Path(place) / "profiles")
-        triosim.simulate("gpt2", topology=_SWITCH.format(_PROFILED), timeline=True, **model).save_kineto(profiles)
+        triosim.simulate("gpt2", topology=_switch(_PROFILED), timeline=True, **model).save_kineto(profiles)
         found = []
         for bandwidth in (_PROFILED, _SLOW):
-            step = triosim.simulate("gpt2", topology=_SWITCH.format(bandwidth), **model).step_time_s
-            again = triosim.simulate(profiles, topology=_SWITCH.format(bandwidth)).step_time_s
+            step = triosim.simulate("gpt2", topology=_switch(bandwidth), **model).step_time_s
+            again = triosim.simulate(profiles, topology=_switch(bandwidth)).step_time_s
             found.append(relative(again, step))
     return found

@@ -21,7 +21,7 @@ from triosim.extrapolators.captured.command_tasks import (
 )
 from triosim.extrapolators.captured.commands import Command, CommandWait, GroupCollective, commands_of
 from triosim.extrapolators.captured.groups import communicators, symmetry_of
-from triosim.tasks import Collective, Communicator, Compute, Handle, Iteration, Record, Task, TaskStream
+from triosim.tasks import Collective, Communicator, Compute, Copy, Handle, Iteration, Record, Task, TaskStream
 from triosim.trace import Communication
 from triosim.trace.task_streams import TaskStreams
 
@@ -76,7 +76,7 @@ class CapturedPlan:
 
     def _task(self, rank: int, index: int, command: Command, handles: Sequence[Handle]) -> Task:
         """Return a command as a task; ``handles`` are those of the commands before it."""
-        if isinstance(command, (Compute, Record)):
+        if isinstance(command, (Compute, Copy, Record)):
             return command
         if isinstance(command, CommandWait):
             return wait_task(command, handles)

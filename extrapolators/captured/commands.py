@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from triosim.errors import TraceError
-from triosim.tasks import HOST_STREAM, SHARED_MEMORY_STREAM, Compute, Layers, Record
+from triosim.tasks import HOST_STREAM, SHARED_MEMORY_STREAM, Compute, Copy, Layers, Record
 from triosim.trace import Communication, Mark, Operator, Trace
+from triosim.trace.copies import COPIED_BYTES, COPY_LABEL, COPY_STREAM, FROM_HOST, TO_HOST, is_host_copy
 
 #: The most operators of one command: more would hold up the host, which runs at most 1,024 launches ahead.
 MOST_JOINED = 256
@@ -49,7 +50,7 @@ class CommandWait:
     stream: str | None = None
 
 
-Command = Compute | Record | GroupCollective | PointToPoint | CommandWait
+Command = Compute | Copy | Record | GroupCollective | PointToPoint | CommandWait
 
 
 class _Issued(NamedTuple):
@@ -120,7 +121,9 @@ class CommandWriter:
     def operator(self, operator: Operator) -> None:
         """Write an operator, joined with those before it where it can be."""
         communication = operator.communication
-        if communication is None:
+        if communication is None and operator.stream.startswith(COPY_STREAM) and is_host_copy(operator.kernels):
+            self.copy(operator)
+        elif communication is None:
             if self.joined and (self.joined[0].stream != operator.stream or len(self.joined) == MOST_JOINED):
                 self.flush()
             self.joined.append(operator)
@@ -133,6 +136,14 @@ class CommandWriter:
             self.exchange([operator], f"{communication.group} {direction} {communication.peer}")
         elif self.batches[communication.batch][-1] is operator:
             self.exchange(self.batches[communication.batch], _own_stream(communication.group))
+
+    def copy(self, operator: Operator) -> None:
+        """Issue a copy that was measured, by the engine of its direction; none of the GPU's carries one between memories."""
+        self.flush()
+        own, kernel, said = operator.stream, operator.kernels[0], operator.attributes
+        ends = "device" if TO_HOST in kernel else own, "device" if FROM_HOST in kernel else own
+        nbytes, label = float(said.get(COPIED_BYTES, 0)), str(said.get(COPY_LABEL, ""))
+        self.put(Copy(*ends, nbytes, own, None, label, _layers(operator), operator.seconds), own)
 
     def collective(self, operator: Operator, communication: Communication) -> None:
         """Issue a collective; the issuing stream waits for it where the capture says so."""

@@ -13,6 +13,7 @@ import pytest
 import triosim
 from triosim.compute.fit.operator_rows import of_trace
 from triosim.errors import TraceError
+from triosim.results.result import Result
 from triosim.trace import Trace
 from triosim.trace.step_facts import StepFacts
 from triosim.trace.task_streams import TaskStreams
@@ -41,6 +42,31 @@ def test_a_folder_takes_as_long_as_the_step_and_has_its_samples(tmp_path: Path, 
     found = triosim.simulate(tmp_path, topology=options["topology"])
     assert found.step_time_s == pytest.approx(run.step_time_s, rel=1e-3)
     assert found.data.global_batch_size == run.data.global_batch_size
+
+
+@pytest.mark.parametrize("offload", ["optimizer=host", "parameters=host,optimizer=host", "activations=host"])
+def test_copies_take_no_compute_units_and_keep_their_names_bytes_and_times(tmp_path: Path, offload: str) -> None:
+    """A GPU computes while a copy engine copies, and while the CPU updates the parameters."""
+    options = {"layers": 2, "parallel": "fsdp=4", "gpu": "A100", "offload": offload, "topology": "dgx-a100"}
+    run = triosim.simulate("gpt2", timeline=True, **options)
+    run.save_kineto(tmp_path)
+    found = triosim.simulate(tmp_path, topology="dgx-a100")
+    assert found.step_time_s == pytest.approx(run.step_time_s, rel=1e-3)
+    assert not any("optimizer" in note for note in found.notes)
+    ours, theirs = copies(run), copies(found)
+    assert ours.keys() == theirs.keys() != set()
+    for label, (nbytes, seconds) in ours.items():
+        assert theirs[label] == (pytest.approx(nbytes, rel=1e-6), pytest.approx(seconds, rel=1e-3))
+
+
+def copies(result: Result) -> dict[str, tuple[float, float]]:
+    """Return the bytes and the seconds of all copies by what they are of."""
+    found: dict[str, tuple[float, float]] = {}
+    for one in result.data.collectives:
+        if one.kind == "copy":
+            before = found.get(one.axis, (0.0, 0.0))
+            found[one.axis] = before[0] + one.bytes * one.count, before[1] + one.total_s
+    return found
 
 
 def test_groups_have_the_names_of_their_axes(tmp_path: Path) -> None:

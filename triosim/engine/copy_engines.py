@@ -63,6 +63,9 @@ class CopyEngines:
 
     def _ask(self, rank: RankState, handle: Handle, task: Copy) -> None:
         """Start a copy, or let it wait for memories that others access."""
+        if task.seconds is not None:
+            self._start(_Access(rank, handle, task.source, task.destination, ()))
+            return
         source, destination = self._node(rank, task.source), self._node(rank, task.destination)
         memories = self._network.topology.memories
         ends = dict.fromkeys((source, destination))
@@ -99,8 +102,10 @@ class CopyEngines:
             if access.limited:
                 self._start_waiting()
 
-        nbytes = task.nbytes
-        event = self._network.transfer(access.source, access.destination, nbytes)
+        if task.seconds is None:
+            event = self._network.transfer(access.source, access.destination, task.nbytes)
+        else:
+            event = self._env.timeout(task.seconds)
         self._start_transfer("copy", (rank.index,), event, delivered)
 
     def _start_waiting(self) -> None:

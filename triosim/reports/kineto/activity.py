@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from triosim.engine.engine import RUN_AHEAD
 from triosim.reports.tracks import operator_spans, stream_of
 from triosim.reports.transfer_names import Transfer
-from triosim.tasks import Compute, Handle, Iteration
+from triosim.tasks import Compute, Copy, Handle, Iteration
 from triosim.trace import Operator, Phase
 from triosim.units import whole_nanoseconds
 
@@ -83,9 +83,12 @@ def lead(found: Iterable[Activity]) -> int:
 def _work(handle: Handle) -> Iterable[tuple[Operator | None, int, int]]:
     if isinstance(handle.task, Compute):
         return operator_spans(handle)
-    assert handle.arrived is not None
+    begin = (
+        handle.started if isinstance(handle.task, Copy) else handle.arrived
+    )  # a copy waits for its engine, and runs then
+    assert begin is not None
     assert handle.finished is not None
-    return [(None, whole_nanoseconds(handle.arrived), whole_nanoseconds(handle.finished))]
+    return [(None, whole_nanoseconds(begin), whole_nanoseconds(handle.finished))]
 
 
 def _call(handle: Handle, operator: Operator | None, host: int, runs: bool) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any
 from triosim.networks.collectives.algorithm import to_each
 from triosim.reports.transfer_names import Transfer, sent_bytes
 from triosim.tasks import AllToAll, Batch, Collective, CollectiveKind, Communicator, Copy, Recv, Send
+from triosim.trace.copies import COPIED_BYTES, COPY_LABEL, FROM_HOST, TO_HOST
 from triosim.trace.formats.pytorch.kineto_file import WorkCategory
 
 #: By kind: the call of c10d, PyTorch's name of the collective, and NCCL's kernel.
@@ -50,9 +51,8 @@ def profiled(task: Transfer, rank: int, numbers: Mapping[Communicator, int], rec
     ``numbers`` are those of the process groups, ``received`` the bytes that sends bring to it.
     """
     if isinstance(task, Copy):
-        to_host = task.source == "device"
-        name = "Memcpy DtoH (Device -> Pinned)" if to_host else "Memcpy HtoD (Pinned -> Device)"
-        return ProfiledTransfer("aten::copy_", name, "gpu_memcpy", {"bytes": round(task.nbytes)})
+        about = {COPIED_BYTES: round(task.nbytes), COPY_LABEL: task.label}
+        return ProfiledTransfer("aten::copy_", _copy_kernel(task), "gpu_memcpy", about)
     if isinstance(task, Collective):
         return _collective(task, rank, numbers)
     if isinstance(task, Batch):
@@ -63,6 +63,15 @@ def profiled(task: Transfer, rank: int, numbers: Mapping[Communicator, int], rec
         return ProfiledTransfer("nccl:coalesced", _POINT_TO_POINT, "kernel", about, parts)
     call = "c10d::send" if isinstance(task, Send) else "c10d::recv_"
     return ProfiledTransfer(call, _POINT_TO_POINT, "kernel", _message(task, received, task.label))
+
+
+def _copy_kernel(copy: Copy) -> str:
+    """Return what CUDA calls a copy; what the CPU does with memory of the host, or with drives, is one within the host."""
+    if "device" not in (copy.source, copy.destination):
+        return f"Memcpy HtoH ({copy.source} -> {copy.destination})"
+    return (
+        f"Memcpy {TO_HOST} (Device -> Pinned)" if copy.source == "device" else f"Memcpy {FROM_HOST} (Pinned -> Device)"
+    )
 
 
 def _message(task: Send | Recv, received: float, axis: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from triosim.trace.autograd import ACCUMULATE_GRAD
 from triosim.trace.formats.pytorch.kineto import Profile
 from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
 from triosim.trace.formats.unclassified import UnclassifiedOperator
+from triosim.trace.trace import SIMULATED
 
 #: The part of the launches that may have no kernel, and of the products that may differentiate nothing.
 _LOST, _UNKNOWN = 0.1, 0.25
@@ -39,9 +40,14 @@ def check_step(step: ProfiledStep, found: Sequence[UnclassifiedOperator], where:
         yield "the profile has no backward pass: its step is taken for inference" + (
             ", although there is an optimizer" if optimizes else ""
         )
-    if backward and not optimizes:
+    if backward and not optimizes and not _optimizes_elsewhere(step.profile):
         yield "the profile has no optimizer's step: none is in the step"
     yield from _several(step.profile)
+
+
+def _optimizes_elsewhere(profile: Profile) -> bool:
+    """Whether a step has an optimizer that runs nothing on the GPU; what triosim wrote is a whole step."""
+    return profile.times == SIMULATED or any(call.name.startswith(OPTIMIZER_STEP) for call in profile.calls)
 
 
 def _without_forward(step: ProfiledStep) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from triosim.errors import TraceError
+from triosim.trace.copies import COPIED_BYTES, COPY_LABEL, COPY_STREAM, is_host_copy
 from triosim.trace.formats.pytorch.host_waits import HostWaits, blocks
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
 from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, OPTIMIZER_STEP, last_step
@@ -210,7 +211,7 @@ class _RankReader:
             host_seconds=host_seconds,
             forward=launcher.forward,
             kernels=(work.name,),
-            attributes=call.attributes,
+            attributes={**call.attributes, **_copied(work)} if stream.startswith(COPY_STREAM) else call.attributes,
             stream=stream,
         )
 
@@ -337,8 +338,15 @@ class _RankReader:
                 0.0 if id(work) in self._transfers else work.end - work.start
             )
         carrying = {work.stream for work in self._work if id(work) in self._transfers}
-        main = max(spent, key=lambda number: spent[number], default=0)
-        return {number: _Stream(_name(number, main, carrying)) for number in spent}
+        copying = spent.keys() - {work.stream for work in self._work if not is_host_copy([work.name])}
+        main = max(spent.keys() - copying, key=lambda number: spent[number], default=0)
+        names = {number: f"{COPY_STREAM} {number}" for number in copying}
+        return {number: _Stream(names.get(number) or _name(number, main, carrying)) for number in spent}
+
+
+def _copied(work: Work) -> dict[str, Any]:
+    """Return what is said of a copy."""
+    return {key: work.arguments[key] for key in (COPIED_BYTES, COPY_LABEL) if key in work.arguments}
 
 
 def _issued(work: Work) -> float:
