@@ -3,7 +3,8 @@
 Chen et al. 2016 ("Training Deep Nets with Sublinear Memory Cost"), and Korthikanti et al. 2022 for the selective policy. A
 policy says what runs again in each unit (``triosim.trace.numbered_modules``), just before the unit's backward pass:
 
-- ``full``: all of its forward pass with its collectives, as in Megatron-LM.
+- ``full``: all of its forward pass with its collectives, as in Megatron-LM; ``full/2`` that of each second unit, torchtitan's
+  default (``selective_ac_option = "2"``), and so with the next two.
 - ``checkpoint``: what its backward pass reads, as in ``torch.utils.checkpoint``, which stops early: the last operators, whose
   results nobody reads, do not run again.
 - ``selective``: the core of attention (the product of queries and keys, softmax, dropout, the product with the values).
@@ -18,7 +19,7 @@ policy says what runs again in each unit (``triosim.trace.numbered_modules``), j
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from triosim.errors import OptionError, TraceError, nearest
@@ -38,19 +39,27 @@ Again = Callable[[Sequence[Operator], Sequence[Operator]], set[int]]
 Saved = Callable[[Sequence[Operator]], set[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """What runs again, and what is saved for that; ``every`` so many units, which the last of each so many is."""
+
+    again: Again
+    saved: Saved | None = None
+    every: int = 1
+
+
 def recomputed(program: Program, policy: str) -> Program:
     """Return the program whose backward pass recomputes. Raises ``OptionError`` for an unknown policy."""
     found = _policy(policy, program)
     if found is None or not program.training:
         return program
-    again, saved = found
     if not any(stage.backward for stage in program.stages):
         raise TraceError("the trace has no backward pass, in which activations would be recomputed")
     first = max(operator.id for operator in program.operators) + 1
     stages = []
     kept: dict[int, frozenset[int]] = {}
     for stage in program.stages:
-        recomputation = _Recomputation(stage, again, saved, first)
+        recomputation = _Recomputation(stage, found, first)
         stages.append(replace(stage, backward=recomputation.backward()))
         first = recomputation.next_id
         kept |= recomputation.kept
@@ -66,10 +75,9 @@ def recomputed(program: Program, policy: str) -> Program:
 class _Recomputation:
     """The recomputation of one stage."""
 
-    def __init__(self, stage: Stage, again: Again, saved: Saved | None, first_id: int) -> None:
+    def __init__(self, stage: Stage, policy: _Policy, first_id: int) -> None:
         self._stage = stage
-        self._again = again
-        self._saved = saved
+        self._policy = policy
         self.next_id = first_id
         self.kept: dict[int, frozenset[int]] = {}
 
@@ -81,7 +89,9 @@ class _Recomputation:
         for unit, block in zip(of_backward, self._stage.backward, strict=True):
             backward.setdefault(unit, []).extend(block.operators)
         found: list[Block] = []
-        begun = {ROOT}
+        numbered = [unit for unit in dict.fromkeys(units) if unit != ROOT]
+        every = self._policy.every
+        begun = {ROOT, *numbered} - {*numbered[every - 1 :: every]}
         for unit, block in zip(of_backward, self._stage.backward, strict=True):
             if unit not in begun:
                 begun.add(unit)
@@ -95,16 +105,16 @@ class _Recomputation:
     def _keep(self, forward: Sequence[Block], backward: Sequence[Block]) -> None:
         """Keep saved results until the first operator of a unit's backward pass; compiled code keeps those that it reads."""
         operators = [operator for block in forward for operator in block.operators]
-        if self._saved is None or any(operator.name == _COMPILED for operator in operators):
+        if self._policy.saved is None or any(operator.name == _COMPILED for operator in operators):
             return
-        saved = self._saved(operators)
+        saved = self._policy.saved(operators)
         first = next((operator for block in backward for operator in block.operators), None)
         storages = frozenset(t.storage for operator in operators if operator.id in saved for t in operator.outputs)
         if first is not None and storages:
             self.kept[first.id] = storages
 
     def _copies(self, forward: Sequence[Block], backward: Sequence[Operator]) -> Iterable[Block]:
-        chosen = self._again([operator for block in forward for operator in block.operators], backward)
+        chosen = self._policy.again([operator for block in forward for operator in block.operators], backward)
         for block in forward:
             items = tuple(self._copy(item) for item in _with_collectives(block.items, chosen))
             if items:
@@ -136,7 +146,7 @@ def _with_collectives(items: Sequence[BlockItem], chosen: set[int]) -> Iterable[
 
 def check_policy(text: str) -> None:
     """Raise ``OptionError`` for what is no policy, whatever the step's operators and modules are called."""
-    if text == "none" or text in _POLICIES:
+    if text == "none" or _every_named(text) is not None:
         return
     name, entries = _named(text)
     if name == "save":
@@ -153,20 +163,30 @@ def _named(text: str) -> tuple[str, list[str]]:
     return name, [entry.strip() for entry in listed.split(",")]
 
 
-def _policy(text: str, program: Program) -> tuple[Again, Saved | None] | None:
-    """Return the operators of a unit that a policy runs again, and those whose results it saves; None for none."""
+def _every_named(text: str) -> _Policy | None:
+    """Return ``full``, ``full/2`` and the like as a policy; None for one of another kind."""
+    name, slash, every = text.partition("/")
+    if name not in _POLICIES:
+        return None
+    if slash and not (every.isascii() and every.isdigit() and int(every)):
+        raise OptionError(f"'{text}' is no number of layers", where="recompute", fix=f"write {name}/2 for each second")
+    return _Policy(_POLICIES[name], every=int(every) if slash else 1)
+
+
+def _policy(text: str, program: Program) -> _Policy | None:
+    """Return what a policy runs again and saves of which units; None for nothing. Raises ``OptionError``."""
     if text == "none":
         return None
-    if text in _POLICIES:
-        return _POLICIES[text], None
+    if (found := _every_named(text)) is not None:
+        return found
     name, entries = _named(text)
     if name != "save":
         _check_modules(frozenset(entries), program)
-        return partial(_needed_in, frozenset(entries), outputs=name == "discard"), None
+        return _Policy(partial(_needed_in, frozenset(entries), outputs=name == "discard"))
     names = [_parse_name(entry) for entry in entries]
     _check_names([name for name, _ in names], program)
     saved = partial(_saved, names)
-    return lambda forward, backward: _needed(forward, backward, saved(forward)), saved
+    return _Policy(lambda forward, backward: _needed(forward, backward, saved(forward)), saved)
 
 
 def _parse_name(text: str) -> tuple[str, int]:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.frameworks.environments import python_of
+from tests.launch_files import mixes
+from tests.launch_files.mixes import MIXES
 from triosim.config import RunConfig
 from triosim.launch_files.job import job_of
 from triosim.launch_files.writing import Exported, write_launch_files
@@ -71,6 +73,43 @@ print(json.dumps({"unknown": sorted(given.keys() - known), "tp": found.tensor_mo
     "pp": found.pipeline_model_parallel_size, "cp": found.context_parallel_size}))
 """
 #: Arguments of Megatron-LM that its parser turns into others, so that no dataclass of Megatron-Core has them.
+#: What each framework checks of sizes and batches, for a file and as many ranks.
+TORCHTITAN_SIZES = """
+import sys
+from torchtitan.config import ConfigManager
+from torchtitan.distributed import ParallelDims
+found, world = ConfigManager().parse_args(["--job.config_file", sys.argv[1]]), int(sys.argv[2])
+of, training = found.parallelism, found.training
+sizes = ParallelDims(dp_replicate=of.data_parallel_replicate_degree, dp_shard=of.data_parallel_shard_degree,
+    cp=of.context_parallel_degree, tp=of.tensor_parallel_degree, pp=of.pipeline_parallel_degree,
+    ep=of.expert_parallel_degree, etp=of.expert_tensor_parallel_degree, world_size=world)
+assert sizes.dp_shard * sizes.cp * sizes.tp % (sizes.ep * sizes.etp) == 0
+assert training.global_batch_size % (training.local_batch_size * sizes.dp_replicate * sizes.dp_shard) == 0
+assert sizes.pp == 1 or training.local_batch_size % of.pipeline_parallel_microbatch_size == 0
+print(training.global_batch_size)
+"""
+ACCELERATE_SIZES = """
+import os, sys
+from accelerate.commands.launch import launch_command_parser, _validate_launch_command
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import MegatronLMPlugin
+from accelerate.utils.launch import prepare_multi_gpu_env
+parser = launch_command_parser()
+args, *_ = _validate_launch_command(parser.parse_args(["--config_file", sys.argv[1], "train.py"]))
+args.num_machines = 1  # several need an address, which the file leaves to you
+os.environ.update(prepare_multi_gpu_env(args))
+if args.use_megatron_lm:
+    from unittest import mock
+    with mock.patch("accelerate.utils.dataclasses.is_megatron_lm_available", lambda: True, create=True):
+        plugin = MegatronLMPlugin()
+    size = plugin.tp_degree * plugin.pp_degree * plugin.context_parallel_size
+    assert args.num_processes % size == 0 and plugin.expert_model_parallel_size == 1
+    print(args.num_processes // size * plugin.num_micro_batches)
+else:
+    if args.use_parallelism_config:
+        assert ParallelismConfig().total_size == args.num_processes
+    print(0)
+"""
 OF_PARSER = {
     *(
         "micro_batch_size",
@@ -91,14 +130,13 @@ def written(name: str, framework: str, folder: Path) -> RunConfig:
     return config
 
 
-def parsed(framework: str, program: str, *words: str) -> dict[str, Any]:
+def parsed(framework: str, program: str, *words: str) -> Any:
     """Return what a framework's parser says in an environment of the framework."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     command = [str(python_of(framework)), "-c", program, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -146,3 +184,28 @@ def test_megatron_core_knows_the_arguments(name: str, tmp_path: Path) -> None:
     assert set(found["unknown"]) <= OF_PARSER
     sizes = dict(part.split("=") for part in RUNS[name]["parallel"].split(","))
     assert {axis: found[axis] for axis in ("tp", "pp", "cp")} == {a: int(sizes.get(a, 1)) for a in ("tp", "pp", "cp")}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_torchtitan_takes_sizes_and_batches(mix: str, tmp_path: Path) -> None:
+    mixes.written("torchtitan", mix, tmp_path)
+    assert parsed("torchtitan", TORCHTITAN_SIZES, str(tmp_path / "torchtitan.toml"), str(mixes.GPUS)) == 32
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_deepspeed_takes_sizes_and_batches(mix: str, tmp_path: Path) -> None:
+    """As many ranks are data-parallel as its pipeline, or a script's mpu, says."""
+    mixes.written("deepspeed", mix, tmp_path)
+    job = mixes.job_of_mix(mix)
+    replicas = mixes.GPUS // job.size("tp", "pp")
+    found = parsed("deepspeed", DEEPSPEED, str(tmp_path / "deepspeed.json"), str(replicas))
+    assert found["batch"] == 32
+    assert job.size("pp") == 1 or found["stage"] <= 1
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_accelerate_takes_sizes(mix: str, tmp_path: Path) -> None:
+    mixes.written("accelerate", mix, tmp_path)
+    job = mixes.job_of_mix(mix)
+    found = parsed("transformers", ACCELERATE_SIZES, str(tmp_path / "accelerate.yaml"))
+    assert int(found) * job.micro_batch_size == (32 if job.size("pp") > 1 else 0)

@@ -101,6 +101,21 @@ def test_accelerate_launch_with_its_file_and_the_one_of_deepspeed(tmp_path: Path
     assert (found["parallel"], found["gpus"], found["micro_batch_size"]) == ("fsdp", 16, 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("", "full/2"),
+        ("selective_ac_option = '3'\nearly_stop = true", "checkpoint/3"),
+        ("selective_ac_option = '1'", "full"),
+        ("selective_ac_option = 'op'", "save=mm/2,attention"),
+    ],
+)
+def test_torchtitan_checkpoints_each_second_layer_by_default(text: str, policy: str, tmp_path: Path) -> None:
+    """As torchtitan 0.2.2 does where a file has no section ``activation_checkpoint``."""
+    found = read(tmp_path, "job.toml", f"[training]\nseq_len = 64\n[activation_checkpoint]\n{text}\n")
+    assert found.options["recompute"] == policy
+
+
 def test_torchtitan_with_arguments_after_its_file(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('[activation_checkpoint]\nmode = "none"\n[training]\nseq_len = 1024\n')
     text = "torchrun --nproc-per-node 8 --nnodes 2 -m torchtitan.train --job.config_file job.toml"

@@ -33,8 +33,8 @@ def refused(folder: Path, name: str, text: str) -> str:
          "the file's model"),
         ("[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'DualPipeV'\n", "job.toml:3: "
          "parallelism.pipeline_parallel_schedule: 'DualPipeV' is not simulated; known: 1F1B, GPipe, Interleaved1F1B"),
-        ("[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '2'\n", "job.toml:3: "
-         "activation_checkpoint.selective_ac_option: '2', every so many layers, is not simulated; write 'op', or mode 'full'"),
+        ("[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = 'ops'\n", "job.toml:3: "
+         "activation_checkpoint.selective_ac_option: 'ops' is neither 'op' nor a number of layers; write 'op', or 2"),
         ("activation_checkpoint.mode = 'none'\n[parallelism]\ndisable_loss_parallel = true\n", "job.toml:3: "
          "parallelism.disable_loss_parallel: 'True' changes the step in a way that is not simulated; leave it out, or give "
          "--ignore-unknown"),

@@ -81,8 +81,8 @@ class RunConfig:
         "Samples in a micro-batch. Without a batch size it sets that too: the number of micro-batches times this.")
     recompute: str = _option("text", "none", metavar="POLICY", of_training=True, of_step=True, help=
         "The activations that the backward pass recomputes: none, selective (attention), full, checkpoint (as "
-        "torch.utils.checkpoint), save=mm,attention for all but these, modules=mlp for those of these modules, or discard=mlp "
-        "for their outputs too.")
+        "torch.utils.checkpoint), full/2 for each second layer, save=mm,attention for all but these, modules=mlp for those of "
+        "these modules, or discard=mlp for their outputs too.")
     offload: str = _option("text", "none", metavar="PART=MEMORY,...", of_step=True, commands=_PARALLELISED, help=
         "What is kept outside of the GPUs: none, optimizer=host or nvme, parameters=host, nvme, expansion or pool (of fsdp), "
         "activations=host, expansion or pool, combined with commas.")

@@ -35,6 +35,8 @@ _PARAMETERS_AT = Option(f"{_D}offload_param_device", "choice", "none", choices=(
 _STAGE = Option(f"{_D}zero_stage", "whole", 2, least=0, most=3)
 _STEPS = Option(f"{_D}gradient_accumulation_steps", "whole")
 _M_TP, _M_PP = Option(f"{_M}tp_degree", "whole", 1), Option(f"{_M}pp_degree", "whole", 1)
+#: accelerate 1.15 divides sequences among two ranks where nobody says otherwise (``MegatronLMPlugin``).
+_M_CP = Option(f"{_M}context_parallel_size", "whole", 2)
 _M_MICRO = Option(f"{_M}num_micro_batches", "whole", 1)
 _M_SEQUENCE = Option(f"{_M}sequence_parallelism", "flag", False)
 _M_SHARDED = Option(f"{_M}use_distributed_optimizer", "flag", False)
@@ -55,12 +57,17 @@ def _kind(given: Given) -> str:
 
 
 def _kind_of(job: Job) -> str:
-    """Return the type of a job: Megatron-LM has pipelines, DeepSpeed ZeRO, FSDP what else is sharded."""
+    """Return the type of a job: Megatron-LM has pipelines, DeepSpeed ZeRO, FSDP what else is sharded.
+
+    Beside tensor and context parallelism accelerate has data parallelism by FSDP alone (``ParallelismConfig``).
+    """
     if job.size("pp") > 1:
         return "MEGATRON_LM"
-    if job.size("zero1", "zero2") > 1:
+    if job.size("tp", "cp") == 1 and job.size("zero1", "zero2") > 1:
         return "DEEPSPEED"
-    return "FSDP" if job.size("fsdp", "cp") > 1 else "MULTI_GPU" if job.gpus > 1 else "NO"
+    if job.size("fsdp", "cp") > 1 or (job.size("tp") > 1 and job.replicas > 1):
+        return "FSDP"
+    return "MULTI_GPU" if job.gpus > 1 else "NO"
 
 
 def _read_data(given: Given) -> Settings:
@@ -120,7 +127,7 @@ def _write_data(job: Job) -> Settings:
         return found
     found |= {
         _VERSION.name: 2,
-        _RESHARD.name: job.get("options.reshard") != "no",
+        _RESHARD.name: job.get("options.reshard") != "no" and job.size("zero1", "zero2") == 1,
         _WRAP.name: "NO_WRAP" if job.get("options.unit") == "model" else "TRANSFORMER_BASED_WRAP",
         _CHECKPOINTS.name: job.get("recompute") == "checkpoint",
     }
@@ -129,7 +136,7 @@ def _write_data(job: Job) -> Settings:
 
 def _read_sizes(given: Given) -> Settings:
     if _kind(given) == "MEGATRON_LM":
-        sizes = {"tp": given[_M_TP.name], "pp": given[_M_PP.name]}
+        sizes = {"tp": given[_M_TP.name], "pp": given[_M_PP.name], "cp": given[_M_CP.name]}
         found: dict[str, Any] = {name: ranks for name, ranks in sizes.items() if ranks > 1}
         found |= {"sequence_parallel": True} if given[_M_SEQUENCE.name] and "tp" in found else {}
         found |= {"schedule": "1f1b", "micro_batches": given[_M_MICRO.name]} if "pp" in found else {}
@@ -143,17 +150,21 @@ def _write_sizes(job: Job) -> Settings:
         return {
             _M_TP.name: job.size("tp"),
             _M_PP.name: job.size("pp"),
+            _M_CP.name: job.size("cp"),
             _M_MICRO.name: job.micro_batches,
             _M_SEQUENCE.name: bool(job.get("sequence_parallel")),
             _M_AGAIN.name: job.get("recompute") == "selective",
         }
-    sizes = {_REPLICATE.name: job.size("ddp", "dp"), _TP.name: job.size("tp"), _CP.name: job.size("cp")}
+    replicated, sharded = job.size("ddp", "dp"), job.size("fsdp", "zero1", "zero2")
+    if sharded == 1 and job.size("tp", "cp") > 1:
+        replicated, sharded = 1, replicated
+    sizes = {_REPLICATE.name: replicated, _TP.name: job.size("tp"), _CP.name: job.size("cp")}
     several: dict[str, Any] = {key: ranks for key, ranks in sizes.items() if ranks > 1}
-    if not several or (several.keys() == {_REPLICATE.name} and job.size("fsdp") == 1):
+    if not several or (several.keys() == {_REPLICATE.name} and sharded == 1):
         return {}
     if job.size("cp") > 1:
         several[_ROTATE.name] = "allgather" if job.get("options.cp") == "all-gather" else "alltoall"
-    return {**several, _SHARD.name: job.size("fsdp")}
+    return {**several, _SHARD.name: sharded}
 
 
 def _read_offload(given: Given) -> Settings:
@@ -227,7 +238,7 @@ TABLE = (
     ),
     Correspondence(
         "`tp`, `cp`, `pp`, `sequence_parallel`, `micro_batches`, `recompute`",
-        (_REPLICATE, _SHARD, _TP, _CP, _ROTATE, _M_TP, _M_PP, _M_MICRO, _M_SEQUENCE, _M_AGAIN),
+        (_REPLICATE, _SHARD, _TP, _CP, _ROTATE, _M_TP, _M_PP, _M_CP, _M_MICRO, _M_SEQUENCE, _M_AGAIN),
         _read_sizes,
         _write_sizes,
     ),
@@ -244,7 +255,6 @@ TABLE = (
 UNMODELLED = (
     Option(f"{_F}activation_checkpointing_offload", "flag", False),
     Option(f"{_P}sp_size", "object", 1),
-    Option(f"{_M}context_parallel_size", "object", 1),
     Option(f"{_M}expert_model_parallel_size", "object", 1),
     Option(f"{_M}optimizer_cpu_offload", "flag", False),
     Option(f"{_M}recompute_granularity", "object"),

@@ -147,10 +147,13 @@ class Reading:
                     yield name, self.framework.keys[name].parse(entry.value, entry.where)
                 elif name in unmodelled:
                     _check_unmodelled(unmodelled[name], entry)
-                elif not self.framework.has_no_effect(name):
+                elif not self.framework.has_no_effect(name) and not (entry.value == {} and self._is_section(name)):
                     raise self._unknown(name, entry, unmodelled)
             except OptionError as error:
                 self.refuse(error)
+
+    def _is_section(self, name: str) -> bool:
+        return any(key.startswith(f"{name}.") for key in self.framework.keys)
 
     def _unknown(self, name: str, entry: Entry, unmodelled: Iterable[str]) -> OptionError:
         known = [*self.framework.keys, *unmodelled, *self.framework.without_effect]

@@ -2,12 +2,15 @@
 
 The meaning of its keys is that of ``deepspeed/runtime/config.py`` and ``zero/config.py``. Without ZeRO, gradients are reduced
 after the backward pass. "auto" is what the Trainer of transformers fills in, and is read as if it were not there. What a script
-does by itself (activation checkpoints, pipeline stages, the length of samples) is not in the file.
+does by itself (activation checkpoints, the length of samples) is not in the file. A script builds the pipeline too, of as many
+stages as ``pipeline.stages`` says; DeepSpeed takes that key and leaves it to the script. ``train_batch_size`` is the batch of
+all data-parallel ranks, which DeepSpeed asserts; it knows them by its pipeline, and where tensors are divided by the script.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -29,6 +32,7 @@ _PARAMETERS_AT = Option(f"{_Z}offload_param.device", "choice", "none", choices=t
 _BF16, _FP16 = Option("bf16.enabled", "flag", False), Option("fp16.enabled", "flag", False)
 _SUMMED = Option("communication_data_type", "dtype")
 _TP = Option("tensor_parallel.autotp_size", "whole", 1, least=0)
+_PP = Option("pipeline.stages", "whole", 1)
 _OPTIMIZER = Option("optimizer.type", "text")
 _TORCH_ADAM = Option("optimizer.params.torch_adam", "flag", False)
 
@@ -43,6 +47,8 @@ def dtype_of(given: Given) -> str:
 
 def _read_data(given: Given) -> Settings:
     name = _STAGES[given[_STAGE.name]]
+    if given[_PP.name] > 1 and given[_STAGE.name] > 1:
+        raise given.refused(_STAGE.name, "DeepSpeed has no ZeRO-2 and 3 with a pipeline", "write 0 or 1")
     whole, micro, steps = given[_WHOLE.name], given[_MICRO.name], given[_STEPS.name]
     found: dict[str, Any] = {name: None}
     if whole is not None and micro is not None:
@@ -61,7 +67,7 @@ def _write_data(job: Job) -> Settings:
     sharded = name in ("zero1", "zero2")
     width = 4 if job.settings.get("dtype") == "float32" else 2
     return {
-        _STAGE.name: _STAGES.index(name),
+        _STAGE.name: min(_STAGES.index(name), 1 if job.size("pp") > 1 else 3),
         _BUCKET.name: max(int(job.get("bucket_size")) // width, 1) if sharded else None,
         _OVERLAP.name: True if name != "dp" else None,
     }
@@ -100,7 +106,21 @@ def _read_batch(given: Given) -> Settings:
 
 
 def _write_batch(job: Job) -> Settings:
-    return {_WHOLE.name: job.global_batch_size, _MICRO.name: job.micro_batch_size, _STEPS.name: job.micro_batches}
+    """Return the batch of data-parallel ranks, which are more than were simulated where DeepSpeed has no such parallelism.
+
+    With tensor parallelism DeepSpeed may count all ranks: it finds ``train_batch_size`` itself from the other two.
+    """
+    ranks = data_parallel_ranks(job)
+    divides = job.global_batch_size % ranks == 0
+    own = job.global_batch_size // ranks if divides else job.micro_batch_size * job.micro_batches
+    micro = math.gcd(own, job.micro_batch_size)
+    whole = own * ranks if job.size("tp") == 1 else None
+    return {_WHOLE.name: whole, _MICRO.name: micro, _STEPS.name: own // micro}
+
+
+def data_parallel_ranks(job: Job) -> int:
+    """Return the ranks that have other samples in DeepSpeed."""
+    return job.gpus // job.size("tp", "pp")
 
 
 def _read_dtypes(given: Given) -> Settings:
@@ -136,6 +156,10 @@ def _read_tensor(given: Given) -> Settings:
     return {"tp": given[_TP.name]} if given[_TP.name] > 1 else {}
 
 
+def _read_pipeline(given: Given) -> Settings:
+    return {"pp": given[_PP.name], "schedule": "1f1b"} if given[_PP.name] > 1 else {}
+
+
 TABLE = (
     Correspondence("`micro_batch_size`, `micro_batches`", (_WHOLE, _MICRO, _STEPS), _read_batch, _write_batch),
     Correspondence("`dp`, `zero1`, `zero2`, `fsdp`, `bucket_size`", (_STAGE, _BUCKET), _read_data, _write_data),
@@ -148,6 +172,9 @@ TABLE = (
     Correspondence("overlap", (_OVERLAP,), _read_overlap, lambda job: {}),
     Correspondence(
         "`tp`", (_TP,), _read_tensor, lambda job: {_TP.name: job.size("tp") if job.size("tp") > 1 else None}
+    ),
+    Correspondence(
+        "`pp`", (_PP,), _read_pipeline, lambda job: {_PP.name: job.size("pp") if job.size("pp") > 1 else None}
     ),
     Correspondence("`dtype`, `gradient_dtype`", (_BF16, _FP16, _SUMMED), _read_dtypes, _write_dtypes),
     Correspondence("`optimizer`", (_OPTIMIZER, _TORCH_ADAM), _read_optimizer, _write_optimizer),
@@ -166,7 +193,6 @@ UNMODELLED = (
     Option("sequence_parallel_size", "object", 1),
     Option("data_types.grad_accum_dtype", "object"),
     Option("compression_training", "object"),
-    Option("pipeline.stages", "object"),
 )
 WITHOUT_EFFECT = frozenset(
     (
@@ -198,7 +224,7 @@ WITHOUT_EFFECT = frozenset(
     )
 )
 DEEPSPEED = Framework(
-    "deepspeed", "DeepSpeed 0.19", TABLE, UNMODELLED, WITHOUT_EFFECT, of_script=frozenset({"seq", "recompute", "stack"})
+    "deepspeed", "DeepSpeed 0.19", TABLE, UNMODELLED, WITHOUT_EFFECT, of_script=frozenset({"seq", "recompute"})
 )
 
 

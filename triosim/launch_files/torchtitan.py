@@ -93,11 +93,10 @@ def _read_data(given: Given) -> Settings:
 def _write_data(job: Job) -> Settings:
     kept = job.size("zero1", "zero2") > 1
     reshard = "never" if kept else {"yes": "always", "no": "never"}.get(job.get("options.reshard"), "default")
-    return {
-        _SHARD.name: job.size("fsdp", "zero1", "zero2"),
-        _REPLICATE.name: job.size("ddp", "dp"),
-        _RESHARD.name: reshard,
-    }
+    shard, replicate = job.size("fsdp", "zero1", "zero2"), job.size("ddp", "dp")
+    if shard * job.size("cp", "tp") % job.size("ep"):  # experts are on the ranks that share parameters
+        shard, replicate = shard * replicate, 1
+    return {_SHARD.name: shard, _REPLICATE.name: replicate, _RESHARD.name: reshard}
 
 
 def _read_tensor(given: Given) -> Settings:
@@ -224,21 +223,24 @@ def _read_recompute(given: Given) -> Settings:
     mode, every = given[_MODE.name], given[_EVERY.name]
     if mode == "none":
         return {}
+    whole = "checkpoint" if given[_EARLY.name] else "full"
     if mode == "full":
-        return {"recompute": "checkpoint" if given[_EARLY.name] else "full"}
+        return {"recompute": whole}
     if mode != "selective":
-        raise given.refused(_MODE.name, f"'{mode}' is not simulated", "write none, full, or selective with 'op'")
-    if every != "op":
-        raise given.refused(
-            _EVERY.name, f"'{every}', every so many layers, is not simulated", "write 'op', or mode 'full'"
-        )
-    return {"recompute": _KEPT_8 if _FLOAT8 in given[_CONVERTERS.name] else _KEPT}
+        raise given.refused(_MODE.name, f"'{mode}' is not simulated", "write none, full or selective")
+    if every == "op":
+        return {"recompute": _KEPT_8 if _FLOAT8 in given[_CONVERTERS.name] else _KEPT}
+    if not (every.isascii() and every.isdigit()):
+        raise given.refused(_EVERY.name, f"'{every}' is neither 'op' nor a number of layers", "write 'op', or 2")
+    return {"recompute": f"{whole}/{int(every)}" if int(every) > 1 else whole}
 
 
 def _write_recompute(job: Job) -> Settings:
-    policy = job.get("recompute")
-    if policy in ("full", "checkpoint"):
-        return {_MODE.name: "full", _EARLY.name: policy == "checkpoint"}
+    policy = str(job.get("recompute"))
+    whole, _, every = policy.partition("/")
+    if whole in ("full", "checkpoint"):
+        mode = {_MODE.name: "selective", _EVERY.name: every} if every else {_MODE.name: "full"}
+        return {**mode, _EARLY.name: whole == "checkpoint"}
     if policy in (_KEPT, _KEPT_8):
         return {_MODE.name: "selective", _EVERY.name: "op"}
     return {_MODE.name: "none"}

@@ -17,7 +17,7 @@ from triosim.config.run_config import option_named
 from triosim.errors import OptionError, OutputError, TriosimError, nearest
 from triosim.launch_files.accelerate import ACCELERATE
 from triosim.launch_files.correspondence import Entry, Framework, Reading
-from triosim.launch_files.deepspeed import DEEPSPEED, as_json, nested
+from triosim.launch_files.deepspeed import DEEPSPEED, as_json, data_parallel_ranks, nested
 from triosim.launch_files.job import OPTION, SIZES, Job, ModelSizes, job_of, on_system_of, options_of
 from triosim.launch_files.megatron import MEGATRON, as_arguments
 from triosim.launch_files.torchtitan import TORCHTITAN, torchtitan_text
@@ -87,6 +87,7 @@ def _megatron(exported: Exported, values: Mapping[str, Any], comments: list[str]
 
 def _deepspeed(exported: Exported, values: Mapping[str, Any], comments: list[str]) -> dict[str, str]:
     """JSON has no comments: these are in a text and in the script beside it."""
+    comments = [*comments, *_of_script(exported.job)]
     command = f"deepspeed --num_nodes {exported.nodes} --num_gpus {exported.gpus_of_node}"
     lines = [
         "#!/bin/bash",
@@ -95,6 +96,16 @@ def _deepspeed(exported: Exported, values: Mapping[str, Any], comments: list[str
     ]
     texts = {"deepspeed.txt": "\n".join(comments) + "\n", "deepspeed.sh": "\n".join(lines) + "\n"}
     return {"deepspeed.json": as_json(values), **texts}
+
+
+def _of_script(job: Job) -> Iterator[str]:
+    """Yield what a script of DeepSpeed builds itself for a job's parallelisms, and whose samples its batch counts."""
+    ranks = data_parallel_ranks(job)
+    if job.size("pp") > 1:
+        yield f"Your script builds the pipeline: deepspeed.pipe.PipelineModule(layers, num_stages={job.size('pp')})."
+        yield f"Batches are those of its {ranks} data-parallel ranks."
+    if job.size("tp") > 1:
+        yield f"train_batch_size follows from the {ranks} data-parallel ranks, which your script's mpu tells DeepSpeed."
 
 
 def _accelerate(exported: Exported, values: Mapping[str, Any], comments: list[str]) -> dict[str, str]:
@@ -194,9 +205,11 @@ def differences(framework: Framework, values: Mapping[str, Any], exported: Expor
     except TriosimError as error:
         yield f"the file as a whole cannot be simulated: {error}"
         return
+    if (samples := back.global_batch_size) != job.global_batch_size:
+        yield f"global_batch_size: simulated was {job.global_batch_size}, this is {samples}"
     for name in dict.fromkeys((*job.settings, *back.settings)):
         ours, theirs = job.settings.get(name), back.settings.get(name)
-        if ours != theirs:
+        if ours != theirs and not _is_default(name, ours, theirs):
             yield f"{_shown(name)}: simulated was {_value(name, ours)}, this is {_value(name, theirs)}"
 
 
@@ -231,6 +244,13 @@ def _back(framework: Framework, settings: Mapping[str, Any], exported: Exported)
         settings.pop("micro_batches", None)
     options = {**options_of(settings), "gpus": gpus, "gpu": given.gpu, "trace_format": given.trace_format}
     return job_of(job.model.name, RunConfig.of(**options), gpus)
+
+
+def _is_default(name: str, *values: Any) -> bool:
+    """Whether values of an option are all its default, said or not."""
+    if name in SIZES or name.startswith(OPTION):
+        return False
+    return {*values} == {None, option_named(name).parsed_default}
 
 
 def _shown(name: str) -> str:

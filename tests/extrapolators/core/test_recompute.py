@@ -35,6 +35,28 @@ def test_full_runs_each_unit_again_the_last_one_first() -> None:
     )
 
 
+@pytest.mark.parametrize("policy", ["full", "checkpoint", "selective"])
+def test_each_second_unit_runs_again(policy: str) -> None:
+    """The last of each two, as torchtitan counts; each first one is all."""
+    assert layers(again(f"{policy}/2")) == [layer for layer in layers(again(policy)) if layer.startswith("h.1")]
+    assert layers(again(f"{policy}/1")) == layers(again(policy))
+
+
+@pytest.mark.parametrize("parallel", ["fsdp=2", "tp=2,pp=2"])
+def test_each_second_unit_costs_half_of_all(parallel: str) -> None:
+    """Whether equal layers are planned once or not."""
+    deep = traces.transformer(blocks=8)
+    fast = "ring(4, bandwidth=1000 TB/s, latency=0 s)"
+
+    def busy(policy: str, *, fold: bool) -> float:
+        options = {"topology": fast, "compute_model": "linear", "micro_batches": 1, "recompute": policy, "fold": fold}
+        return sum(rank.compute_s for rank in simulate(deep, parallel, **options).data.ranks)  # type: ignore[arg-type]
+
+    none, half, whole = (busy(policy, fold=True) for policy in ("none", "full/2", "full"))
+    assert half - none == pytest.approx((whole - none) / 2)
+    assert busy("full/2", fold=False) == pytest.approx(half)
+
+
 def test_a_unit_runs_again_just_before_its_backward_pass() -> None:
     operators = operators_of(draw(planned(GPT, "single", 1, recompute="full").tasks(0)))
     backward = [operator for operator in operators if operator.phase == "backward"]
