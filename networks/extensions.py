@@ -106,6 +106,14 @@ class GatheringNetwork(ABC):
         """Load a tensor of so many bytes to all ranks; the event fires when the last one has it."""
 
 
+class RankCopies(ABC):
+    """Runs the copies of a rank, and with them those of the ranks that it stands for: a folded network."""
+
+    @abstractmethod
+    def copy(self, rank: int, source: str, destination: str, nbytes: float) -> simpy.Event:
+        """Copy bytes from one memory to another, which are named as in a ``Copy`` task; the event fires on delivery."""
+
+
 class FoldableNetwork(ABC):
     """Tells which links a collective uses, and can simulate one link of each symmetry class, for rank folding.
 

@@ -45,6 +45,11 @@ class Symmetry:
         """The ranks that represent their class."""
         return tuple(rank for rank in range(self.world) if self.representative(rank) == rank)
 
+    @property
+    def class_size(self) -> int:
+        """How many ranks each representative stands for, itself among them."""
+        return math.prod(rotation.size for rotation in self.rotations)
+
     def representative(self, rank: int) -> int:
         """Return the representative of the class that a rank belongs to."""
         return rank - sum(rotation.position(rank) * rotation.stride for rotation in self.rotations)

@@ -59,6 +59,16 @@ class Rotation:
         return images
 
 
+#: The kinds of nodes that no message between ranks passes.
+_MEMORIES = ("memory", "port")
+
+
+def is_of_memory(topology: Topology, link: Link) -> bool:
+    """Whether a link leads from or to a memory, or is the bandwidth of a memory: ranks send each other nothing over it."""
+    ends = link.source, link.destination
+    return any(end and (link.source == link.destination or topology.nodes[end].kind in _MEMORIES) for end in ends)
+
+
 class LinkPermutations:
     """The permutations of a topology's links that rotations of its first ``world`` ranks induce.
 
@@ -73,13 +83,12 @@ class LinkPermutations:
         self._regular = topology.routing == "shortest" and not topology.graph.routes
         ends: list[tuple[int, int, int]] = []  # source, destination, and which of their parallel links
         between: dict[tuple[int, int], int] = {}
-        aside = {name for name, node in topology.nodes.items() if node.kind in ("memory", "port")}
         self._members: list[int] = []  # the numbers of the links that are permuted
         for number, link in enumerate(topology.links.values()):
             if not link.source or not link.destination:
                 self._regular = False
                 return
-            if link.source in aside or link.destination in aside or link.source == link.destination:
+            if is_of_memory(topology, link):
                 continue
             self._members.append(number)
             pair = self._numbers[link.source], self._numbers[link.destination]
@@ -94,7 +103,8 @@ class LinkPermutations:
         self._order = np.argsort(self._keys)
         links = list(topology.links.values())
         self._speeds = np.array([(links[one].bandwidth, links[one].latency) for one in self._members]).reshape(-1, 2)
-        self._count, self._aside = len(links), aside
+        self._count = len(links)
+        self._aside = [name for name, node in topology.nodes.items() if node.kind in _MEMORIES]
 
     def of(self, rotation: Rotation) -> LinkPermutation | None:
         """Return the image of each link; None unless the rotation maps the graph to itself and routes are the shortest ones."""
@@ -162,11 +172,13 @@ class LinkClasses:
         self._reduced: dict[int, tuple[Sequence[Edge], tuple[Edge, ...]]] = {}
 
     def route(self, source: NodeRef, destination: NodeRef) -> tuple[Link, ...]:
-        """Return the representatives of the links that a message crosses.
+        """Return the representatives of the links that a message crosses; of one to or from a memory, the links themselves.
 
         Raises ``AsymmetryError`` where there are several shortest routes, or where two links of the route are of one class.
         """
         route = self._topology.route(source, destination)
+        if route and all(is_of_memory(self._topology, link) for link in route):
+            return route
         found = tuple([self._links[self._link(self._numbers[link.name])] for link in route])
         if len(set(found)) < len(found):
             raise AsymmetryError(f"what {source} sends to {destination} crosses two links of one symmetry class")

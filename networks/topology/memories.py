@@ -174,6 +174,14 @@ TIERS: dict[Tier, tuple[str, str]] = {
 }
 
 
+def end_of_copy(topology: Topology, gpu: int | str, name: str) -> str | None:
+    """Return the node that a GPU's copy calls ``name``: "device", a tier of memory or a node; None without such a memory."""
+    if name == "device":
+        return topology.node(gpu)
+    tier = next((tier for tier in TIERS if tier == name), None)
+    return topology.node(name) if tier is None else topology.memory_of(gpu, tier)
+
+
 def memory_of(topology: Topology, gpu: int | str, tier: Tier) -> str | None:
     """Return the memory of a tier that is nearest to a GPU, or None where there is none.
 

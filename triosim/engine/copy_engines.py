@@ -14,11 +14,13 @@ import simpy
 
 from triosim.engine.recording import Recording
 from triosim.errors import SimulationError
-from triosim.networks.topology.memories import TIERS
+from triosim.networks.extensions import RankCopies
+from triosim.networks.topology.memories import TIERS, end_of_copy
 from triosim.tasks import Copy, Handle
 
 if TYPE_CHECKING:
     from triosim.engine.rank_state import RankState
+    from triosim.extrapolators.core.symmetry import Symmetry
     from triosim.networks.base import Network
 
 #: Called with a transfer that starts: its kind, its ranks, the event of its delivery, and what to call then.
@@ -36,7 +38,10 @@ class _Access(NamedTuple):
 
 
 class CopyEngines:
-    """Runs the Copy tasks of all ranks; ``finish`` is called for each that is delivered."""
+    """Runs the Copy tasks of all ranks; ``finish`` is called for each that is delivered.
+
+    With a ``symmetry`` the ranks are the representatives, and each copy counts for all ranks of a class.
+    """
 
     def __init__(
         self,
@@ -44,12 +49,14 @@ class CopyEngines:
         recording: Recording,
         finish: Callable[[RankState, Handle], None],
         start_transfer: StartTransfer,
+        symmetry: Symmetry | None = None,
     ) -> None:
         self._env = network.env
         self._network = network
         self._recording = recording
         self._finish = finish
         self._start_transfer = start_transfer
+        self._multiplicity = 1 if symmetry is None else symmetry.class_size
         self._accesses: dict[str, int] = {}  # that a memory has now, where it has few at once
         self._waiting: deque[_Access] = deque()
 
@@ -93,7 +100,8 @@ class CopyEngines:
                 self._accesses[end] -= 1
             queue = rank.copy_queues[_engine(task)]
             queue.popleft()
-            self._recording.count_transfer(("copy", task.label, 1, task.nbytes), self._env.now - started)
+            spent = self._env.now - started
+            self._recording.count_transfer(("copy", task.label, 1, task.nbytes), spent, self._multiplicity)
             if queue:  # before what waits for this copy may ask for the engine
                 following = queue[0].task
                 assert isinstance(following, Copy)
@@ -102,11 +110,15 @@ class CopyEngines:
             if access.limited:
                 self._start_waiting()
 
-        if task.seconds is None:
-            event = self._network.transfer(access.source, access.destination, task.nbytes)
-        else:
-            event = self._env.timeout(task.seconds)
-        self._start_transfer("copy", (rank.index,), event, delivered)
+        self._start_transfer("copy", (rank.index,), self._transfer(access, task), delivered)
+
+    def _transfer(self, access: _Access, task: Copy) -> simpy.Event:
+        network = self._network
+        if task.seconds is not None:
+            return self._env.timeout(task.seconds)
+        if isinstance(network, RankCopies):
+            return network.copy(access.rank.index, task.source, task.destination, task.nbytes)
+        return network.transfer(access.source, access.destination, task.nbytes)
 
     def _start_waiting(self) -> None:
         """Start those that wait for memories and now may, in the order in which they came."""
@@ -119,17 +131,11 @@ class CopyEngines:
 
     def _node(self, rank: RankState, name: str) -> str:
         topology = self._network.topology
-        gpu = topology.node(rank.index)
-        if name == "device":
-            return gpu
-        tier = next((tier for tier in TIERS if tier == name), None)
-        if tier is None:
-            return topology.node(name)
-        found = topology.memory_of(gpu, tier)
+        found = end_of_copy(topology, rank.index, name)
         if found is None:
-            what, key = TIERS[tier]
+            what, key = next(said for tier, said in TIERS.items() if tier == name)
             raise SimulationError(
-                f"the topology has no {what} that {gpu} could copy from or to",
+                f"the topology has no {what} that {topology.node(rank.index)} could copy from or to",
                 where=topology.name,
                 fix=f"say what it has (key '{key}'), or copy nothing",
             )

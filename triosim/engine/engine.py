@@ -110,7 +110,7 @@ class Engine:
         self._symmetry = symmetry
         units = ComputeUnits(env, self.ranks, self.recording, self.options, self._finish, symmetry)
         self._speeds = units.speeds
-        copies = CopyEngines(network, self.recording, self._communicated, self._start_transfer)
+        copies = CopyEngines(network, self.recording, self._communicated, self._start_transfer, symmetry)
         self._rendezvous = Rendezvous(
             network, self.ranks, self.recording, self._communicated, self._start_transfer, symmetry
         )

@@ -7,7 +7,8 @@ Each question has one mechanism:
 - Which flows get the same rate because a rotation of the ranks maps the topology to itself? Classes of links
   (:mod:`triosim.folding.link_folding`, :mod:`triosim.networks.topology.link_symmetry`): one flow of each class is simulated.
 - Along the other axes, which copies of a flow have to be simulated because they share links with the representatives' flows?
-  :mod:`triosim.folding.copy_selection`; the rest goes over links of its own at the same speed.
+  :mod:`triosim.folding.copy_selection`; the rest goes over links of its own at the same speed. Copies between GPUs and
+  memories are selected along all axes, as links of memories have no classes.
 - Which collectives always take as long as on an idle network? Those whose links one communicator has for itself
   (:mod:`triosim.folding.uncontended`): each size is simulated once.
 - Which micro-batches do the same? A schedule repeats itself, and in the steady state so does the run

@@ -16,7 +16,7 @@ import simpy
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.captured.rank_classes import Group, RankClasses
 from triosim.folding.dry_run import PatternUse, TransferPattern
-from triosim.folding.link_folding import pattern_edges
+from triosim.folding.edges import pattern_edges
 from triosim.folding.quotient_network import QuotientNetwork, StartCollective
 from triosim.folding.shared_links import SharedLinks
 from triosim.folding.uncontended import UncontendedCollectives
@@ -36,6 +36,8 @@ class ClassNetwork(QuotientNetwork):
     def __init__(
         self, new_network: Callable[[], Network], classes: RankClasses, patterns: Mapping[TransferPattern, PatternUse]
     ) -> None:
+        if any(pattern.reaches_memory for pattern in patterns):
+            raise AsymmetryError("ranks copy from and to memories that they share")
         network = new_network()
         self._classes = classes
         self._patterns, self._unforeseen = frozenset(patterns), UnforeseenTransfers()

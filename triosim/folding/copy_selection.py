@@ -15,7 +15,7 @@ from typing import NamedTuple
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Orbit, Symmetry
 from triosim.folding.dry_run import PatternUse, TransferPattern
-from triosim.folding.link_folding import Edges
+from triosim.folding.edges import Edges, memory_edges
 from triosim.folding.shared_links import RankMap, SharedLinks
 from triosim.networks.topology.link_symmetry import Rotation
 
@@ -25,7 +25,7 @@ Shift = tuple[int, ...]
 def orbit_of(symmetry: Symmetry, pattern: TransferPattern) -> Orbit:
     """Return the orbit of a pattern. Raises ``AsymmetryError`` where it is not known."""
     if pattern.collective is None:
-        found = symmetry.transfer_orbit(*pattern.ranks)
+        found = symmetry.transfer_orbit(pattern.ranks[0], pattern.ranks[-1])
     else:
         found = symmetry.orbit(pattern.ranks)
     if found is None:
@@ -42,6 +42,12 @@ def rank_map(symmetry: Symmetry, pattern: TransferPattern, shift: Sequence[int])
     return symmetry.rank_offset(shift).__add__
 
 
+def shifted_ranks(symmetry: Symmetry, pattern: TransferPattern, shift: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks of a copy of a pattern."""
+    mapped = rank_map(symmetry, pattern, shift)
+    return pattern.ranks if mapped is None else tuple(map(mapped, pattern.ranks))
+
+
 class _Copy(NamedTuple):
     """A copy of a pattern: the image of the representatives' one by a shift."""
 
@@ -50,7 +56,9 @@ class _Copy(NamedTuple):
 
 
 class CopySelection:
-    """The copies of each pattern that are simulated, given the ``edges`` of each pattern; their links are added to ``links``.
+    """The copies of each pattern that are simulated, given the ``edges`` of those between ranks.
+
+    The links of all copies are added to ``links``.
 
     shifts: by pattern, the shifts to the copies that are simulated, its own (0 along each axis) first.
     images: for each set of links that is left out, what each simulated link maps to.
@@ -69,9 +77,9 @@ class CopySelection:
         self._links = links
         self._orbits = {pattern: orbit_of(symmetry, pattern) for pattern in patterns}
         self._routes = {
-            _Copy(pattern, shift): links.on_routes(edges[pattern], rank_map(symmetry, pattern, shift))
+            _Copy(pattern, shift): self._route(pattern, shift, edges)
             for pattern in patterns
-            for shift in symmetry.shifts(self._orbits[pattern], folded_axes)
+            for shift in symmetry.shifts(self._orbits[pattern], () if pattern.reaches_memory else folded_axes)
         }
         self._sets = self._joined()
         self.shifts: dict[TransferPattern, list[Shift]] = {pattern: [] for pattern in patterns}
@@ -85,6 +93,13 @@ class CopySelection:
             if self._has_one_user(self._sets[root], patterns)
             for copy in self._sets[root]
         }
+
+    def _route(self, pattern: TransferPattern, shift: Shift, edges: Mapping[TransferPattern, Edges]) -> list[int]:
+        """Return the links of a copy of a pattern; along all axes of one that reaches a memory, whose links have no classes."""
+        if pattern.reaches_memory:
+            ranks = shifted_ranks(self._symmetry, pattern, shift)
+            return self._links.on_routes(memory_edges(self._links.topology, pattern, ranks), None)
+        return self._links.on_routes(edges[pattern], rank_map(self._symmetry, pattern, shift))
 
     def _joined(self) -> dict[int, list[_Copy]]:
         """Return the copies that use each set of links."""

@@ -13,6 +13,7 @@ from triosim.tasks import (
     CollectiveKind,
     Communicator,
     Compute,
+    Copy,
     DeepEP,
     Handle,
     Iteration,
@@ -22,6 +23,7 @@ from triosim.tasks import (
     Synchronize,
     Task,
     TaskStream,
+    Tier,
     Wait,
 )
 from triosim.units import format_ranks
@@ -32,6 +34,7 @@ class TransferPattern:
     """A collective of a group, or a transfer between two ranks where ``collective`` is None, whatever its size.
 
     All collectives with ``unequal`` shares are one pattern: some of the shares may be 0. ``transport`` is without their rows.
+    A ``copy`` of a rank is between these two memories, as its task names them; ranks gather from a ``memory`` in its switches.
     """
 
     collective: CollectiveKind | None
@@ -39,15 +42,23 @@ class TransferPattern:
     root: int | None = None
     unequal: bool = False
     transport: DeepEP | None = None
+    copy: tuple[str, str] | None = None
+    memory: Tier | None = None
 
     @classmethod
     def of(cls, task: Collective) -> TransferPattern:
         """Return the pattern of a collective."""
         transport = None if task.transport is None else task.transport.with_rows(None)
-        return cls(task.kind, task.group.ranks, task.root, task.shares is not None, transport)
+        return cls(task.kind, task.group.ranks, task.root, task.shares is not None, transport, memory=task.memory)
+
+    @property
+    def reaches_memory(self) -> bool:
+        """Whether it is between GPUs and memories."""
+        return self.copy is not None or self.memory is not None
 
     def __str__(self) -> str:
-        return f"{self.collective or 'transfer'} of ranks {format_ranks(self.ranks, most=8)}"
+        kind = self.collective or ("transfer" if self.copy is None else f"copy from {' to '.join(self.copy)}")
+        return f"{kind} of ranks {format_ranks(self.ranks, most=8)}"
 
 
 @dataclass(slots=True)
@@ -156,12 +167,14 @@ def _add_pattern(
     patterns: dict[TransferPattern, PatternUse], received: set[tuple[int, int]], task: Any, rank: int
 ) -> None:
     if isinstance(task, Collective):
-        if task.memory is not None:
-            raise AsymmetryError("ranks load from a memory that they share")
         if len(task.group.ranks) > 1:
             patterns.setdefault(TransferPattern.of(task), PatternUse(task.nbytes)).communicators.add(task.group)
     elif isinstance(task, Send):
         patterns.setdefault(TransferPattern(None, (rank, task.destination)), PatternUse(task.nbytes))
+    elif isinstance(task, Copy):
+        if task.seconds is None:
+            ends = task.source, task.destination
+            patterns.setdefault(TransferPattern(None, (rank,), copy=ends), PatternUse(task.nbytes))
     elif isinstance(task, Recv):
         received.add((task.source, rank))
     elif not isinstance(task, (Compute, Iteration, Record, Synchronize, Wait)):

@@ -8,22 +8,30 @@ import simpy
 
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Symmetry
-from triosim.folding.copy_selection import CopySelection, Shift, orbit_of, rank_map
+from triosim.folding.copy_selection import CopySelection, Shift, orbit_of, rank_map, shifted_ranks
 from triosim.folding.dry_run import PatternUse, TransferPattern
-from triosim.folding.link_folding import find_link_classes, pattern_edges
+from triosim.folding.edges import memory_edges, pattern_edges
+from triosim.folding.link_folding import find_link_classes
 from triosim.folding.quotient_network import QuotientNetwork, StartCollective
 from triosim.folding.shared_links import SharedLinks
 from triosim.folding.uncontended import UncontendedCollectives
 from triosim.networks.base import Network
-from triosim.networks.extensions import ContentionFree, FoldableNetwork, LinkCounter, TransportNetwork
+from triosim.networks.extensions import (
+    ContentionFree,
+    FoldableNetwork,
+    GatheringNetwork,
+    LinkCounter,
+    RankCopies,
+    TransportNetwork,
+)
 from triosim.networks.topology import NodeRef
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import DeepEP
+from triosim.tasks import DeepEP, Tier
 
 _TOLERANCE = 1e-9  # by what part of its time the end of a copy may differ from the original's
 
 
-class FoldedNetwork(QuotientNetwork, TransportNetwork):
+class FoldedNetwork(QuotientNetwork, TransportNetwork, GatheringNetwork, RankCopies):
     """A network that simulates only what influences the representatives. ``patterns`` is what they send.
 
     Raises ``AsymmetryError`` where the times of what is left out are not known to be the same.
@@ -41,7 +49,8 @@ class FoldedNetwork(QuotientNetwork, TransportNetwork):
         idle = network
         if isinstance(network, FoldableNetwork):
             classes, folded_axes = find_link_classes(network, network.topology, symmetry, patterns)
-            edges = {pattern: pattern_edges(network, pattern, use.nbytes) for pattern, use in patterns.items()}
+            between = {pattern: use for pattern, use in patterns.items() if not pattern.reaches_memory}
+            edges = {pattern: pattern_edges(network, pattern, use.nbytes) for pattern, use in between.items()}
             links = SharedLinks(network.topology, classes)
             selection = CopySelection(symmetry, patterns, edges, folded_axes, links)
             self._link_classes = classes
@@ -72,12 +81,30 @@ class FoldedNetwork(QuotientNetwork, TransportNetwork):
     def _run(self, pattern: TransferPattern, nbytes: float, start: StartCollective) -> simpy.Event:
         if pattern in self._uncontended:
             return self._uncontended.run(pattern, nbytes, lambda idle: start(idle, pattern.ranks))
-        return self._start_copies(pattern, lambda shift: start(self._network, self._shifted(pattern, shift)))
+        return self._start_copies(
+            pattern, lambda shift: start(self._network, shifted_ranks(self._symmetry, pattern, shift))
+        )
 
-    def _shifted(self, pattern: TransferPattern, shift: Sequence[int]) -> tuple[int, ...]:
-        """Return the ranks of a copy of a pattern."""
-        mapped = rank_map(self._symmetry, pattern, shift)
-        return pattern.ranks if mapped is None else tuple(map(mapped, pattern.ranks))
+    def copy(self, rank: int, source: str, destination: str, nbytes: float) -> simpy.Event:
+        """Copy bytes between memories of a rank, and between those of the ranks whose copies are simulated with it."""
+        pattern = TransferPattern(None, (rank,), copy=(source, destination))
+
+        def start(shift: Sequence[int]) -> simpy.Event:
+            ranks = shifted_ranks(self._symmetry, pattern, shift)
+            ((from_node, to_node),) = memory_edges(self.topology, pattern, ranks)
+            return self._network.transfer(from_node, to_node, nbytes)
+
+        return self._start_copies(pattern, start)
+
+    def gather_from(self, tier: Tier, ranks: tuple[int, ...], nbytes: float) -> simpy.Event:
+        """Load a tensor from a memory whose switches gather it, in a group and in its simulated copies."""
+        pattern = TransferPattern("all_gather", ranks, memory=tier)
+
+        def start(network: Network, members: Sequence[int]) -> simpy.Event:
+            assert isinstance(network, GatheringNetwork), "as is the network of the plan"
+            return network.gather_from(tier, tuple(members), nbytes)
+
+        return self._run(pattern, nbytes, start)
 
     def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
         """Run an all-to-all of a group by its transport, and those of the simulated copies of the group."""
@@ -87,7 +114,7 @@ class FoldedNetwork(QuotientNetwork, TransportNetwork):
 
         def start(shift: Sequence[int], network: Network = self._network) -> simpy.Event:
             assert isinstance(network, TransportNetwork)
-            return network.exchange(transport, self._shifted(pattern, shift))
+            return network.exchange(transport, shifted_ranks(self._symmetry, pattern, shift))
 
         if pattern in self._uncontended:
             return self._uncontended.run(pattern, transport.tokens, lambda idle: start((), idle))

@@ -50,7 +50,7 @@ def _run(
     ranks = symmetry.representatives
     sent = dry_run({rank: tasks(rank) for rank in ranks})
     # What representatives receive has to be what they send, or a copy of it.
-    transfers = {pattern.ranks for pattern in sent.patterns if pattern.collective is None}
+    transfers = {pattern.ranks for pattern in sent.patterns if pattern.collective is None and pattern.copy is None}
     if {symmetry.representative_transfer(*pair) for pair in sent.received} != transfers:
         raise AsymmetryError("receives do not match the sends of ranks that run the same tasks")
     network = FoldedNetwork(new_network, symmetry, sent.patterns)

@@ -9,22 +9,10 @@ from itertools import product
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import PatternUse, TransferPattern
-from triosim.networks.extensions import FoldableNetwork, TransportNetwork
-from triosim.networks.topology import NodeRef, Topology
-from triosim.networks.topology.link_symmetry import LinkClasses, LinkPermutations, Rotation
-
-#: Source and destination of each transfer of a pattern.
-Edges = tuple[tuple[NodeRef, NodeRef], ...]
-
-
-def pattern_edges(network: FoldableNetwork, pattern: TransferPattern, nbytes: float) -> Edges:
-    """Return the edges of a pattern; one of each class, where the network uses link classes."""
-    if pattern.collective is None:
-        return ((pattern.ranks[0], pattern.ranks[1]),)
-    kind, ranks, transport = pattern.collective, pattern.ranks, pattern.transport
-    if transport is not None and isinstance(network, TransportNetwork):
-        return tuple(network.exchange_edges(transport, ranks))
-    return tuple(network.collective_edges(kind, ranks, nbytes, root=pattern.root))
+from triosim.folding.edges import memory_edges, pattern_edges
+from triosim.networks.extensions import FoldableNetwork
+from triosim.networks.topology import Topology
+from triosim.networks.topology.link_symmetry import LinkClasses, LinkPermutations, Rotation, is_of_memory
 
 
 def find_link_classes(
@@ -46,7 +34,7 @@ def find_link_classes(
                 continue
             tried = LinkClasses(topology, (found.permutations if found else {}) | known)
             network.use_link_classes(tried)
-            if _is_symmetric(network, tried, symmetry, patterns):
+            if _is_symmetric(network, topology, tried, symmetry, patterns):
                 found = tried
                 folded_axes.append(axis)
                 break
@@ -85,13 +73,27 @@ def _along_dimensions(axis: Rotation, topology: Topology) -> Iterator[Rotation]:
     yield Rotation(stride, left)
 
 
+def _is_of_memory(topology: Topology, pattern: TransferPattern) -> bool:
+    """Whether a pattern that reaches a memory uses no links over which ranks send each other anything."""
+    edges = memory_edges(topology, pattern, pattern.ranks)
+    return all(is_of_memory(topology, link) for ends in edges for link in topology.route(*ends))
+
+
 def _is_symmetric(
-    network: FoldableNetwork, tried: LinkClasses, symmetry: Symmetry, patterns: Mapping[TransferPattern, PatternUse]
+    network: FoldableNetwork,
+    topology: Topology,
+    tried: LinkClasses,
+    symmetry: Symmetry,
+    patterns: Mapping[TransferPattern, PatternUse],
 ) -> bool:
     """Whether the rotations of link classes map everything that is sent to itself."""
     digits = [rotation for rotation in tried.permutations if rotation not in symmetry.rotations]
     with suppress(AsymmetryError):
         for pattern, use in patterns.items():
+            if pattern.reaches_memory:
+                if not _is_of_memory(topology, pattern):
+                    return False  # its flows share links with those between ranks
+                continue
             if pattern.collective is None and any(len(set(map(digit.position, pattern.ranks))) > 1 for digit in digits):
                 return False  # a transfer along a ring has its image by a rotation of the whole axis alone
             if pattern.unequal and tried.spans(pattern.ranks):

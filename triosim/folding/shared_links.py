@@ -20,7 +20,7 @@ class SharedLinks:
     """
 
     def __init__(self, topology: Topology, link_classes: LinkClasses | None) -> None:
-        self._topology = topology
+        self.topology = topology
         self._route = topology.route if link_classes is None else link_classes.route
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
@@ -36,7 +36,7 @@ class SharedLinks:
             if isinstance(source, str) or isinstance(destination, str):
                 raise AsymmetryError(f"{source} or {destination} is not a rank")
             source, destination = rank_map(source), rank_map(destination)
-        for link in self._route(self._topology.node(source), self._topology.node(destination)):
+        for link in self._route(self.topology.node(source), self.topology.node(destination)):
             if link.bandwidth == math.inf:
                 raise AsymmetryError(f"{link.name} has unlimited bandwidth")
             number = self._numbers.setdefault(link.name, len(self._numbers))
