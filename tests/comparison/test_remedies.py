@@ -41,6 +41,18 @@ def test_each_remedy_is_a_step_that_fits_and_takes_what_it_says() -> None:
         assert (result.step_time_s, result.memory.fullest.peak_bytes) == (one.step_time_s, one.peak_bytes)
 
 
+def test_the_same_batch_in_smaller_micro_batches() -> None:
+    """The default of a pipeline is as many micro-batches as it has stages, which may be too large."""
+    step = {"seq": 4096, "layers": 8, "gpu": "A100-SXM-40GB", "gpus": 2}
+    found = remedies("llama3-8b", "pp=2", global_batch_size=16, **step)
+    assert "--micro-batch-size 1" in {one.shown for one in found}
+    small = next(one for one in found if one.shown == "--micro-batch-size 1")
+    result = triosim.simulate("llama3-8b", "pp=2", global_batch_size=16, micro_batch_size=1, **step)
+    assert (result.step_time_s, result.data.global_batch_size) == (small.step_time_s, 16)
+    found = remedies("llama3-8b", "pp=2", micro_batch_size=8, **step)
+    assert "--micro-batch-size 1 --micro-batches 16" in {one.shown for one in found}
+
+
 def test_changes_are_combined_where_none_is_enough_alone() -> None:
     trace = gpt(96)  # 4.8 billion: 10 GB of parameters, 10 of gradients, 58 of states
     found = remedies(trace, "ddp", gpus=4, topology=NODE)

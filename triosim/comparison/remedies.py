@@ -1,22 +1,24 @@
 """``remedies``: finds what makes a step fit that does not, and simulates what each would cost.
 
 Changes are tried that are usual against a lack of memory: to shard more (``zero1``, ``zero2``, ``fsdp`` in place of ``ddp``),
-to recompute activations, and to offload to memories that the topology has. Those of one option come first; several are combined
-where no single one is enough.
+to recompute activations, to compute the batch in smaller micro-batches, and to offload to memories that the topology has. Those
+of one option come first; several are combined where no single one is enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import Any
 
 from triosim.config import RunConfig
 from triosim.config.offload import Offload
-from triosim.errors import TriosimError
+from triosim.errors import OptionError, TriosimError
+from triosim.extrapolators.core.parallelisms import Parallelisms
+from triosim.extrapolators.core.plan import batches
 from triosim.pipeline.pricing import PricedSubject, price
-from triosim.pipeline.reading import TraceLike, read
+from triosim.pipeline.reading import Subject, TraceLike, gpus_for, read, with_batch
 from triosim.results.result import Result
 from triosim.simulation import simulate_priced
 
@@ -29,6 +31,8 @@ _SHARDED: Mapping[str, tuple[str, ...]] = {
 }
 _OFFLOADS = ("optimizer=host", "activations=host", "optimizer=host,parameters=host")
 _RECOMPUTED = ("selective", "full")
+#: Options by name.
+Change = Mapping[str, str | int]
 #: Above this many ranks a step takes too long to be simulated ten times without being asked.
 MOST_RANKS = 128
 
@@ -37,7 +41,7 @@ MOST_RANKS = 128
 class Remedy:
     """Options under which a step fits, its seconds, and the bytes of its fullest rank, on the GPU and outside of it by tier."""
 
-    options: Mapping[str, str]
+    options: Change
     step_time_s: float
     peak_bytes: int
     outside_bytes: Mapping[str, int]
@@ -72,9 +76,12 @@ def could_be_tried(result: Result) -> bool:
 def _found(priced: PricedSubject, config: RunConfig, started: Callable[[str], None]) -> tuple[Remedy, ...]:
     config = config.replaced(fail_on_oom=True, timeline=False, links=False, draws=1, iterations=1)
     changes = _changes(config)
+    if smaller := list(_smaller_micro_batches(priced.subject, config)):
+        changes.insert(0, smaller)
     for count in range(1, len(changes) + 1):
         fitting = []
-        for change in (dict(one) for some in combinations(changes, count) for one in product(*some)):
+        for parts in (one for some in combinations(changes, count) for one in product(*some)):
+            change = dict(chain.from_iterable(part.items() for part in parts))
             started(_shown(change))
             fitting += _tried(priced, config, change)
         if fitting:
@@ -82,21 +89,39 @@ def _found(priced: PricedSubject, config: RunConfig, started: Callable[[str], No
     return ()
 
 
-def _shown(options: Mapping[str, str]) -> str:
-    return " ".join(f"--{name} {value}" for name, value in options.items())
+def _shown(options: Change) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
 
 
-def _changes(config: RunConfig) -> list[list[tuple[str, str]]]:
+def _changes(config: RunConfig) -> list[list[Change]]:
     """Return, for each option that may help, the values that are tried instead of what it is."""
-    recompute = [("recompute", value) for value in _RECOMPUTED if config.training and config.recompute == "none"]
-    sharded = [("parallel", value) for value in _more_sharded(config.parallel)]
-    offload = [("offload", value) for value in _OFFLOADS if config.training and config.offload == "none"]
+    recompute: list[Change] = [
+        {"recompute": value} for value in _RECOMPUTED if config.training and config.recompute == "none"
+    ]
+    sharded: list[Change] = [{"parallel": value} for value in _more_sharded(config.parallel)]
+    offload: list[Change] = [{"offload": value} for value in _OFFLOADS if config.training and config.offload == "none"]
     if not config.training and config.offload == "none":
-        offload = [("offload", "parameters=host")]
+        offload = [{"offload": "parameters=host"}]
     everything = ",".join(dict.fromkeys((*_OFFLOADS[2].split(","), _OFFLOADS[1])))
     if config.training and config.offload != everything:
-        offload.append(("offload", everything))
+        offload.append({"offload": everything})
     return [some for some in (recompute, sharded, offload) if some]
+
+
+def _smaller_micro_batches(subject: Subject, config: RunConfig) -> Iterator[Change]:
+    """Yield the same batch in micro-batches of a half, a quarter and one of their samples."""
+    try:
+        parallelisms = Parallelisms.of(config.parallel, gpus_for(config.parallel, subject.gpus), config)
+        batch, count = batches(
+            parallelisms, with_batch(config) if subject.described else config, subject.trace.batch_size
+        )
+    except OptionError:  # only the topology says how many GPUs there are
+        return
+    samples = batch // count
+    whole = config.micro_batches is not None or (config.global_batch_size is None and config.batch_size is None)
+    for size in sorted({samples // 2, samples // 4, 1} - {0, samples}, reverse=True):
+        if samples % size == 0:
+            yield {"micro_batch_size": size, **({"micro_batches": batch // size} if whole else {})}
 
 
 def _more_sharded(parallel: Any) -> Iterator[str]:
@@ -110,11 +135,14 @@ def _more_sharded(parallel: Any) -> Iterator[str]:
             yield ",".join((*parts[:index], f"{other}{equals}{size}", *parts[index + 1 :]))
 
 
-def _tried(priced: PricedSubject, config: RunConfig, change: Mapping[str, str]) -> list[Remedy]:
+def _tried(priced: PricedSubject, config: RunConfig, change: Change) -> list[Remedy]:
     """Return a step with changed options, simulated; nothing where it does not fit, or cannot be."""
+    changed = config.replaced(**change)
     try:
-        Offload.of(change.get("offload", config.offload), training=config.training)
-        result = simulate_priced(priced, config.replaced(**change))
+        Offload.of(changed.offload, training=config.training)
+        if "micro_batch_size" in change and priced.subject.described:
+            priced = price(read(priced.subject.source, changed), changed)
+        result = simulate_priced(priced, changed)
     except TriosimError:  # it does not fit, or the memory is not there
         return []
     assert result.memory is not None
