@@ -12,7 +12,17 @@ from triosim.units import format_bandwidth, format_bytes, format_time, parse_ban
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("25 MB", 25e6), ("1 GiB", 2**30), ("25 MiB", 25 * 2**20), ("8 b", 1), ("1.5kB", 1500), (7, 7), ("1e3", 1000)],
+    [
+        ("25 MB", 25e6),
+        ("1 GiB", 2**30),
+        ("25 MiB", 25 * 2**20),
+        ("8 b", 1),
+        ("8 bit", 1),
+        ("8 Mbits", 1e6),
+        ("1.5kB", 1500),
+        (7, 7),
+        ("1e3", 1000),
+    ],
 )
 def test_bytes(text: str, nbytes: float) -> None:
     assert parse_bytes(text) == nbytes
@@ -20,7 +30,16 @@ def test_bytes(text: str, nbytes: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("450 GB/s", 450e9), ("400 Gb/s", 50e9), ("400 Gbps", 50e9), ("1 GiB/s", 2**30), ("65 GB/s", 65e9), (1e9, 1e9)],
+    [
+        ("450 GB/s", 450e9),
+        ("400 Gb/s", 50e9),
+        ("400 Gbps", 50e9),
+        ("400 Gbit/s", 50e9),
+        ("400Gbits/s", 50e9),
+        ("1 GiB/s", 2**30),
+        ("65 GB/s", 65e9),
+        (1e9, 1e9),
+    ],
 )
 def test_bandwidths(text: str, rate: float) -> None:
     assert parse_bandwidth(text) == rate
@@ -34,7 +53,7 @@ def test_times(text: str, seconds: float) -> None:
     assert parse_time(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["65 GBs", "fast", "", "65 GB/h", "GB/s", True, None, [1], "1 ms/s"])
+@pytest.mark.parametrize("text", ["65 GBs", "fast", "", "65 GB/h", "GB/s", True, None, [1], "1 ms/s", "5 /s", "5 GBps"])
 def test_what_is_no_bandwidth_says_what_would_be(text: object) -> None:
     with pytest.raises(TriosimError, match="write a bandwidth such as '450 GB/s'"):
         parse_bandwidth(text)  # type: ignore[arg-type]

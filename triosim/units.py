@@ -30,19 +30,20 @@ Quantity = str | int | float
 
 
 def parse_bytes(value: Quantity) -> float:
-    """Return a number of bytes from ``25 MB``, ``1 GiB``, ``100 Mb`` (bits) or a plain number of bytes."""
+    """Return a number of bytes from ``25 MB``, ``1 GiB``, ``100 Mb`` or ``100 Mbit`` or a plain number of bytes."""
     expected = "a size such as '25 MB' or '1 GiB'"
     number, unit = _split(value, expected)
     return _checked(number * _bytes_per(unit, value, expected) if unit else number, _MOST_BYTES, value, "bytes")
 
 
 def parse_bandwidth(value: Quantity) -> float:
-    """Return bytes per second from ``450 GB/s``, ``400 Gb/s``, ``400 Gbps`` (bits) or a plain number of bytes per second."""
+    """Return bytes per second from ``450 GB/s``, or bits in ``400 Gb/s``, ``400 Gbit/s``, ``400 Gbps``; or a plain number."""
     expected = "a bandwidth such as '450 GB/s' or '400 Gb/s'"
     number, unit = _split(value, expected)
-    if unit and not unit.endswith(("bps", "/s")):
+    in_a_second = re.fullmatch(r"(.*?)(?:/s|(?<=b)ps)", unit)
+    if unit and in_a_second is None:
         raise _unknown(unit, value, expected)
-    rate = number * _bytes_per(unit[:-2], value, expected) if unit else number
+    rate = number if in_a_second is None else number * _bytes_per(in_a_second[1], value, expected)
     return _checked(rate, _MOST_BANDWIDTH, value, "bytes per second", _LEAST_BANDWIDTH)
 
 
@@ -55,6 +56,11 @@ def parse_time(value: Quantity) -> float:
     # Dividing by a power of ten, which is exact, gives the float nearest to what was written (500 ns is 5e-07).
     scale = _SECONDS[unit] if unit else 1.0
     return _checked(number / round(1 / scale) if scale < 1 else number * scale, LONGEST_SECONDS, value, "seconds")
+
+
+def has_unit(value: Quantity) -> bool:
+    """Whether a quantity that can be parsed is a text with a unit."""
+    return isinstance(value, str) and bool(_split(value, "a quantity")[1])
 
 
 def _checked(number: float, most: float, value: Quantity, unit: str, least: float = 0.0) -> float:
@@ -84,7 +90,8 @@ def _split(value: Quantity, expected: str) -> tuple[float, str]:
 
 
 def _bytes_per(unit: str, value: Quantity, expected: str) -> float:
-    prefix, last = unit[:-1], unit[-1:]
+    short = re.sub("bits?$", "b", unit)
+    prefix, last = short[:-1], short[-1:]
     if last in ("B", "b"):
         factor = _DECIMAL.get(prefix, _BINARY.get(prefix))
         if factor is not None:

@@ -11,10 +11,11 @@ from triosim.config import Option
 # fmt: off
 GRADIENT_DTYPE = Option("gradient_dtype", "dtype", None, metavar="DTYPE", of_training=True, of_step=True, help=
     "The dtype in which gradients are reduced: fp32, bf16, ... By default each parameter's own.")
-BUCKET_SIZE = Option("bucket_size", "bytes", "25 MiB", unit="bytes", metavar="SIZE", of_training=True, of_step=True, help=
+BUCKET_SIZE = Option(
+    "bucket_size", "bytes", "25 MiB", unit="bytes", least=1000, metavar="SIZE", of_training=True, of_step=True, help=
     "ddp, zero1, zero2: bytes of a gradient bucket.")
 FIRST_BUCKET_SIZE = Option(
-    "first_bucket_size", "bytes", "1 MiB", unit="bytes", metavar="SIZE", of_training=True, of_step=True, help=
+    "first_bucket_size", "bytes", "1 MiB", unit="bytes", least=1000, metavar="SIZE", of_training=True, of_step=True, help=
     "ddp, zero1, zero2: bytes of the first gradient bucket.")
 DP_STYLE = Option(
     "dp_style", "choice", "all-reduce", choices=("all-reduce", "replicate"), metavar="STYLE", of_step=True,

@@ -20,7 +20,7 @@ from triosim.input_files import yaml_lines
 from triosim.input_files.pipes import STANDARD_INPUT
 from triosim.input_files.reading import read_text
 from triosim.networks.topology import dimensional
-from triosim.networks.topology.description import SECTIONS, Description, Location, PresetUse, Section
+from triosim.networks.topology.description import SECTIONS, Description, Location, PresetUse, Section, check_figures
 from triosim.networks.topology.graph import Dimension, Graph, GraphDraft, Node, NodeKind, path, suggested
 from triosim.networks.topology.memories import declare
 from triosim.networks.topology.presets import PRESETS
@@ -74,8 +74,9 @@ def as_mapping(path_or_name: str) -> dict[str, Any]:
 def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> Description:
     """Return the description that a file, a preset or a name with parameters stands for; see ``Topology.load``."""
     if isinstance(path_or_name, str):
+        _check_parentheses(path_or_name)
         if dimensional.is_notation(path_or_name):
-            return _from_mapping(_notation(path_or_name), Location(path_or_name), gpus)
+            return _checked(_notation(path_or_name), Location(path_or_name), gpus)
         found = _named(path_or_name)
         if found is not None:
             return _from_name(path_or_name.strip(), *found, gpus)
@@ -88,7 +89,23 @@ def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> De
     if not isinstance(mapping, dict):
         what = "is empty" if mapping is None else "not a mapping of keys to values"
         raise TopologyError(what, where=file, fix="begin with 'topology: switch', say")
-    return _from_mapping(mapping, Location(file, lines), gpus)
+    return _checked(mapping, Location(file, lines), gpus)
+
+
+def _checked(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
+    """Return the description of what somebody wrote, whose figures may lack units; those of a mapping in Python have none."""
+    found = _from_mapping(mapping, location, asked)
+    check_figures(mapping, location)
+    return found
+
+
+def _check_parentheses(text: str) -> None:
+    """Raise ``TopologyError`` for the name of a topology with a parenthesis that is not closed, or not opened."""
+    missing = text.count("(") - text.count(")")
+    name = text.partition("(")[0].strip(" )")
+    if missing and name.lower() in (*SHAPES, *PRESETS, *dimensional.BLOCKS) and not os.path.exists(text):
+        fix = f"end it in '{')' * missing}'" if missing > 0 else "leave it out"
+        raise TopologyError(f"a parenthesis is not {'closed' if missing > 0 else 'opened'}", where=text, fix=fix)
 
 
 def from_mapping(mapping: Mapping[str, Any], *, source: str = "topology", gpus: int | None = None) -> Description:
@@ -105,7 +122,7 @@ def _from_name(text: str, name: str, arguments: str | None, asked: int | None) -
     if name in PRESETS and not (arguments or "").strip():
         plain = _from_spec(PRESETS[name].spec, None, Location(text), asked)  # ours, so there is nothing to validate
         return replace(plain, preset=PresetUse(name), mapping={"preset": name, "gpus": plain.gpus})
-    return _from_mapping(_arguments(text, name, arguments), Location(text), asked)
+    return _checked(_arguments(text, name, arguments), Location(text), asked)
 
 
 def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:

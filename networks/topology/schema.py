@@ -342,7 +342,7 @@ class AstraModel(_Strict):
     topology: Annotated[list[Name], Field(min_length=1)]
     npus_count: list[Count]
     bandwidth: list[Annotated[float, _number("positive number of GB/s, as ASTRA-sim writes bandwidths")]]
-    latency: list[Annotated[float, _number("number of ns, as ASTRA-sim writes latencies", most=LONGEST_LATENCY * NS)]]
+    latency: list[Annotated[float, _number("number of ns, as ASTRA-sim writes latencies", most=NS)]]
 
     def figures(self) -> DimensionalModel:
         """Return it in our units; the bandwidth of a dimension is that of all links of a GPU together."""

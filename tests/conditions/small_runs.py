@@ -21,7 +21,7 @@ WORLD = Communicator((0, 1), "world")
 def run(program: Callable[[int], TaskStream], world: int = 2, **conditions: Any) -> Recording:
     """Run a program on a network of 1 byte per second."""
     env = simpy.Environment()
-    network = PacketNetwork(env, Topology.load(f"ring({max(world, 2)}, bandwidth=1)"))
+    network = PacketNetwork(env, Topology.load(f"ring({max(world, 2)}, bandwidth=1 B/s)"))
     engine = Engine(env, network, EngineOptions(timeline=True, conditions=Conditions(**conditions)))
     return engine.run({rank: program(rank) for rank in range(world)})
 

@@ -87,7 +87,7 @@ def test_rates_are_fair_after_every_change_of_a_link(
     from triosim.networks.flow import max_min
 
     env = simpy.Environment()
-    network = PacketNetwork(env, Topology.load("switch(4, bandwidth=1)"), kernel=kernel)
+    network = PacketNetwork(env, Topology.load("switch(4, bandwidth=1 B/s)"), kernel=kernel)
     capacity = dict.fromkeys(network.topology.links, 1.0)
     for at, source, destination, nbytes in flows:
         send = (lambda s, d, n: lambda _: network.transfer(s, d, n))(source, destination, nbytes)

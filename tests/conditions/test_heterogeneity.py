@@ -99,7 +99,7 @@ def test_links_slowed_by_chance_hold_back_what_crosses_them() -> None:
         conditions={"slow_links": "uniform,spread=9,seed=4"},
         **options,
     )
-    alike = triosim.simulate(two_layers(), "dp=4", topology=f"switch(4, bandwidth={1e6 / slowest})", **options)
+    alike = triosim.simulate(two_layers(), "dp=4", topology=f"switch(4, bandwidth={1e6 / slowest} B/s)", **options)
     assert slow.step_time_s == pytest.approx(alike.step_time_s, rel=1e-9)
     assert any("slow-downs of links are drawn at random" in note for note in slow.notes)
 

@@ -23,6 +23,9 @@ from triosim.errors import OptionError
         (Option("links", "flag"), "yes", True),
         (Option("reshard", "choice", choices=("auto", "yes", "no")), True, "yes"),  # what YAML makes of yes
         (Option("bucket_size", "bytes"), "25 MiB", 26_214_400.0),
+        (Option("bucket_size", "bytes", least=1000), "25 B", 25.0),
+        (Option("bucket_size", "bytes", least=1000), "0", 0.0),
+        (Option("bucket_size", "bytes", least=1000), 1, 1.0),
         (Option("host_overhead", "time", choices=("trace",)), "5 us", 5e-6),
         (Option("host_overhead", "time", choices=("trace",)), "trace", "trace"),
         (Option("gradient_dtype", "dtype"), "bf16", "bfloat16"),
@@ -55,6 +58,11 @@ def test_a_value_is_converted(option: Option, value: Any, expected: Any) -> None
             "--fold: 'x' is neither yes nor no; give one of the two",
         ),
         (Option("bucket_size", "bytes"), "-1", "--bucket-size: -1 is not a number of bytes; give 0 or more"),
+        (
+            Option("bucket_size", "bytes", least=1000),
+            "25",
+            "--bucket-size: 25 has no unit, and is taken for bytes; write '25 MB', or '25 B'",
+        ),
         (
             Option("bucket_size", "bytes"),
             "25 MX",

@@ -47,7 +47,8 @@ def test_other_values_are_no_intervals(text: str) -> None:
 
 def test_an_exact_search_has_no_end_of_them() -> None:
     with pytest.raises(
-        OptionError, match=r"--vary bucket_size: '1 MB..25 MB' has no end of points; give --sampler tpe"
+        OptionError,
+        match=r"--vary bucket_size: '1 MB..25 MB' is an interval, of which only a sampler draws values; give --sampler tpe",
     ):
         validity_of(space(GPT, "dp=8 bucket_size=1MB..25MB"))
 

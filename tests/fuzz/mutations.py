@@ -8,6 +8,7 @@ import random
 import re
 import string
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 #: What no file should have where something else stood.
@@ -107,11 +108,11 @@ def _change(holder: Any, key: Any, draw: random.Random) -> None:
         elif kind == "scale" and isinstance(holder[key], (int, float)) and not isinstance(holder[key], bool):
             holder[key] *= draw.choice((-1, 0, 2, 7, 1000, 10**9, 1e12))
         elif kind == "copy" and isinstance(holder, list):
-            holder.extend([holder[key]] * draw.choice((1, 2, 50)))
+            holder.extend(deepcopy(holder[key]) for _ in range(draw.choice((1, 2, 50))))
         elif kind == "swap" and isinstance(holder, list):
             holder.reverse()
         else:
-            holder[key] = draw.choice(VALUES)
+            holder[key] = deepcopy(draw.choice(VALUES))
     except (KeyError, IndexError, OverflowError):
         pass  # an earlier change took the place away
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from triosim.errors import TraceError
 from triosim.input_files.reading import read_bytes
 from triosim.trace import formats
 
@@ -157,3 +160,63 @@ def test_every_output_of_one_file_may_be_standard_output() -> None:
         done = triosim("simulate", str(TRACE), option, "-")
         assert (done.returncode, done.stdout) == (2, b"")
         assert b"is no name of a folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["show", "topology", "simulate --config", "calibrate evaluate", "report -o out.html"]
+)
+def test_a_device_without_an_end_is_refused(command: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    for device in ("/dev/zero", "/dev/urandom"):
+        done = subprocess.run(
+            [sys.executable, "-m", "triosim", *command.split(), device],
+            env=environment,
+            capture_output=True,
+            timeout=60,
+        )
+        assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+        assert f"{device}: is a device, not a file".encode() in done.stderr
+
+
+def endless(path: Path, piece: bytes) -> None:
+    """Write a piece into a pipe until nobody reads it."""
+    with suppress(BrokenPipeError), path.open("wb") as file:
+        while True:
+            file.write(piece)
+
+
+@pytest.mark.parametrize(
+    ("piece", "says"),
+    [
+        (bytes(1 << 20), "bytes that repeat themselves are more than the limit of 32,000,000"),
+        (b"[1,\n" * (1 << 18), "bytes that repeat themselves are more than the limit of 32,000,000"),
+        (
+            b"y" + random.Random(0).randbytes(1 << 20),
+            "neither JSON nor compressed, are more than the limit of 64,000,000",
+        ),
+    ],
+    ids=["zeros", "JSON", "random"],
+)
+def test_a_pipe_without_an_end_is_refused_early(piece: bytes, says: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    writer = threading.Thread(target=endless, args=(tmp_path / "fifo", piece))
+    writer.start()
+    with pytest.raises(TraceError, match=says):
+        read_bytes(tmp_path / "fifo")
+    writer.join()
+
+
+def test_an_empty_device_is_read() -> None:
+    assert read_bytes(Path(os.devnull)) == b""
+
+
+def test_much_json_comes_through_a_pipe(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    piece = b'{"ts": %d, "dur": %d, "name": "aten::mm"},\n'
+    content = b"[" + b"".join(piece % (draw.randrange(10**12), draw.randrange(10**6)) for _ in range(1_700_000))
+    assert len(content) > 90_000_000
+    os.mkfifo(tmp_path / "fifo")
+    writer = threading.Thread(target=(tmp_path / "fifo").write_bytes, args=(content,))
+    writer.start()
+    assert read_bytes(tmp_path / "fifo") == content
+    writer.join()

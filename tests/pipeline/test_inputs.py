@@ -116,8 +116,8 @@ def test_a_result_and_the_package_are_short_to_look_at() -> None:
     ("topology", "said"),
     [
         (
-            "ring(4, bandwidth=50, latency=1 us)",
-            "bandwidth 50 has no unit and is read as 50 bytes/s; write one, such as '50 GB/s'",
+            {"topology": "ring", "gpus": 4, "bandwidth": 50, "latency": 1e-6},
+            "bandwidth 50 has no unit and is read as 50 B/s; write one, such as '50 GB/s'",
         ),
         (
             {"topology": "switch", "gpus": 4, "bandwidth": "50 GB/s", "latency": 500},
@@ -129,7 +129,7 @@ def test_a_result_and_the_package_are_short_to_look_at() -> None:
         ),
     ],
 )
-def test_a_number_without_a_unit_that_makes_a_link_slow_is_noted(topology: Any, said: str) -> None:
+def test_a_number_of_a_mapping_without_a_unit_that_makes_a_link_slow_is_noted(topology: Any, said: str) -> None:
     notes = triosim.simulate(traces.mlp(), "ddp=4", topology=topology).notes
     assert [note for note in notes if said in note]
 
@@ -138,7 +138,8 @@ def test_a_number_without_a_unit_that_makes_a_link_slow_is_noted(topology: Any, 
     "topology",
     [
         "ring(4, bandwidth=50e9, latency=1e-6)",
-        "ring(4, bandwidth=500 kB/s, latency=2 s)",
+        "ring(4, bandwidth=50 B/s, latency=1 s)",
+        "switch(4, bandwidth=400 Gbit/s)",
         {"topology": ["Ring"], "npus_count": [4], "bandwidth": [50.0], "latency": [500.0]},  # ASTRA-sim's GB/s and ns
     ],
 )

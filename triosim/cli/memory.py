@@ -52,9 +52,9 @@ OPTIONS = (
     o.LIKE,
     o.IGNORE_UNKNOWN,
     Option("gpu", "file", metavar="NAME", panel=SYSTEM, help="The GPU that the step runs on. By default the trace's."),
-    Option("capacity", "bytes", metavar="SIZE", panel=SYSTEM, unit="bytes", help=
+    Option("capacity", "bytes", least=1_000_000, metavar="SIZE", panel=SYSTEM, unit="bytes", help=
         "The memory of a GPU, if not the catalogue's: 80GiB."),
-    Option("context", "bytes", metavar="SIZE", panel=SYSTEM, unit="bytes", help=
+    Option("context", "bytes", least=1000, metavar="SIZE", panel=SYSTEM, unit="bytes", help=
         "The part of a GPU's memory that the CUDA context takes."),
     Option("allocator", default="", metavar="CONF", panel=SYSTEM, help=
         "Settings of the caching allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True."),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from triosim.errors import OptionError, TriosimError, nearest
 from triosim.plugins import Group
 from triosim.trace import DTYPE_BYTES, dtype_name
-from triosim.units import format_ranks, parse_bandwidth, parse_bytes, parse_ranks, parse_time
+from triosim.units import format_ranks, has_unit, parse_bandwidth, parse_bytes, parse_ranks, parse_time
 
 #: What an option's value is. ``part`` is the name of a plug-in or a class; ``file`` a path, or a name that is no file;
 #: ``names`` are several words; ``ranks`` is ``0-3,8``; ``mapping`` is ``KEY=VALUE`` pairs; ``object`` is left as it
@@ -40,11 +40,12 @@ class Option:
     ``name`` is the keyword of ``triosim.simulate`` and the key of a configuration file. On the command line it is
     ``--name-with-dashes``, or ``flag``; that of a part without a flag is given as ``--option NAME=VALUE``, by ``key`` where
     that is not its name. ``choices`` are all words that a ``choice`` knows, all dtypes that a ``dtype`` may be (none: any), and
-    the words that another kind takes beside its values. ``least`` is the smallest whole number, ``most`` the largest. What is
-    ``of_training`` is read by nobody in inference, and what is ``of_step`` changes the step that is simulated, so that captured
-    task streams cannot follow it. On the command line, what is ``required`` must be given, and what is ``repeatable`` may be
-    given several times. ``commands`` have it. The value of a ``part`` names a part of the plug-in ``group``, whose parts may
-    declare options of their own. ``python_help`` is its text in Python, where that is another.
+    the words that another kind takes beside its values. ``least`` is the smallest whole number, ``most`` the largest; of
+    bytes, ``least`` is the smallest text without a unit, which would otherwise be one of MB or GB. What is ``of_training`` is
+    read by nobody in inference, and what is ``of_step`` changes the step that is simulated, so that captured task streams
+    cannot follow it. On the command line, what is ``required`` must be given, and what is ``repeatable`` may be given several
+    times. ``commands`` have it. The value of a ``part`` names a part of the plug-in ``group``, whose parts may declare options
+    of their own. ``python_help`` is its text in Python, where that is another.
     """
 
     name: str
@@ -162,6 +163,9 @@ def _bytes(option: Option, value: Any) -> float | str:
     number = _quantity(parse_bytes, value)
     if not number >= 0:
         raise OptionError(f"{value} is not a number of bytes", fix="give 0 or more")
+    if isinstance(value, str) and 0 < number < option.least and not has_unit(value):
+        unit = "MB" if option.least < 1e6 else "GB"
+        raise OptionError(f"{value} has no unit, and is taken for bytes", fix=f"write '{value} {unit}', or '{value} B'")
     return number
 
 

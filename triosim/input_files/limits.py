@@ -43,6 +43,10 @@ class Limit:
 
 #: Of a file, in memory: whole or decompressed.
 FILE_BYTES = Limit(4_000_000_000, "bytes of a file")
+#: Of what comes through a pipe and would be compressed by more than ``EXPANSION``.
+REPEATED_BYTES = Limit(32_000_000, "bytes that repeat themselves")
+#: Of what comes through a pipe and is neither JSON nor compressed: tables, YAML, or what has no end.
+PIPED_BYTES = Limit(64_000_000, "bytes out of a pipe, neither JSON nor compressed,")
 #: Of YAML, of which a second reads about a million.
 YAML_BYTES = Limit(64_000_000, "bytes of YAML")
 #: Of what a compressed file becomes: up to this it may expand by any factor, beyond it by ``EXPANSION``.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -28,7 +27,7 @@ from triosim.networks.construction import (
 from triosim.networks.extensions import TransportNetwork
 from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import Topology
-from triosim.networks.topology.description import SECTIONS
+from triosim.networks.topology.description import plain_figures
 from triosim.networks.topology.price import prices_of
 from triosim.pipeline.reading import Subject
 from triosim.trace import Trace
@@ -62,10 +61,6 @@ ASSUMED_TOPOLOGY = {
     "RTX-4090": "rtx-4090-pcie",
     "V100-SXM2": "dgx-1-v100",
 }
-
-
-#: Bytes per second and seconds beyond which a link's number without a unit is taken for one of another unit.
-SLOWEST_BANDWIDTH, LONGEST_LATENCY = 1e6, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,32 +131,8 @@ def assumed_topology(gpu: str, gpus: int | None) -> str:
 
 def notes_on_units(topology: Topology) -> Iterator[str]:
     """Yield a note where a number without a unit makes links slower than any are: it may be of GB/s, or of ns."""
-    said = topology.mapping or {}
-    if "npus_count" in said:  # ASTRA-sim's, in units of its own
-        return
-    plain = dict.fromkeys(_plain_quantities({key: value for key, value in said.items() if key not in SECTIONS}))
-    for key, number in plain:
-        if key.endswith("bandwidth") and 0 < number < SLOWEST_BANDWIDTH:
-            unit, example = "bytes/s", "GB/s"
-        elif key == "latency" and number > LONGEST_LATENCY:
-            unit, example = "s", "ns"
-        else:
-            continue
-        said_so = f"{key} {number:g} has no unit and is read as {number:g} {unit}"
-        yield f"{topology.name}: {said_so}; write one, such as '{number:g} {example}'"
-
-
-def _plain_quantities(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the bandwidths and latencies of a topology's mapping that are numbers without units."""
-    if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _plain_quantities(one, str(name))
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _plain_quantities(one, key)
-    elif key == "latency" or key.endswith("bandwidth"):
-        with suppress(ValueError, TypeError):
-            yield key, float(value)
+    notes = (f"{topology.name}: {one.path[-1]} {one.what}; {one.fix}" for one in plain_figures(topology.mapping or {}))
+    yield from dict.fromkeys(notes)
 
 
 def check_sections(topology: Topology) -> None:

@@ -49,6 +49,11 @@ def message(folder: Path, text: str | bytes, **options: Any) -> str:
     ("old", "new", "expected"),
     [
         ("65 GB/s", "65 GBs", "mesh.yaml:3: bandwidth: unknown unit 'GBs' in '65 GBs'; write a bandwidth such as '450 GB/s'"),
+        ("65 GB/s", "65", "mesh.yaml:3: bandwidth: 65 has no unit and is read as 65 B/s; write one, such as '65 GB/s', or"),
+        ("20 GB/s", "20", "mesh.yaml:6: overrides[0].bandwidth: 20 has no unit and is read as 20 B/s"),
+        ("500 ns", "500", "mesh.yaml:4: latency: 500 has no unit and is read as 500 s; write one, such as '500 ns'"),
+        ("500 ns", "1", "mesh.yaml:4: latency: 1 has no unit and is read as 1 s; write one, such as '1 us', or '1 s'"),
+        ("500 ns", "500 s", "mesh.yaml:4: latency: '500 s' is more than any link has; write a time such as '500 ns'"),
         ("65 GB/s", "0", "mesh.yaml:3: bandwidth: '0' is not a positive number"),
         ("65 GB/s", "-65 GB/s", "mesh.yaml:3: bandwidth: '-65 GB/s' is not a positive number"),
         ("65 GB/s", ".nan", "mesh.yaml:3: bandwidth: 'nan' is not a positive number"),
@@ -175,9 +180,15 @@ def test_a_small_file_of_aliases_does_not_grow(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
+        ("dgx-h100(gpus=16", "dgx-h100(gpus=16: a parenthesis is not closed; end it in ')'"),
+        ("Ring(4)_FC(2", "Ring(4)_FC(2: a parenthesis is not closed; end it in ')'"),
+        ("ring(8))", "ring(8)): a parenthesis is not opened; leave it out"),
         ("mehs", "unknown topology 'mehs'; did you mean 'mesh'?"),
         ("dgx-h10", "unknown topology 'dgx-h10'; did you mean 'dgx-h100'?"),
         ("mehs(4x2)", "unknown topology 'mehs'; did you mean 'mesh'?"),
+        ("ring(8, bandwidth=5)", "ring(8, bandwidth=5): bandwidth: 5 has no unit and is read as 5 B/s"),
+        ("Ring(8, bandwidth=5)_FC(2)", "Ring(8, bandwidth=5)_FC(2): FC: 'bandwidth' is missing"),
+        ("Ring(8, bandwidth=5)", "Ring(8, bandwidth=5): bandwidth[0]: 5 has no unit and is read as 5 B/s"),
         ("switch(8)", "switch(8): bandwidth: 'bandwidth' is missing; write for example 'switch(8, bandwidth=100 GB/s)'"),
         ("switch", "switch: bandwidth: 'bandwidth' is missing"),
         ("switch(bandwidth=1 GB/s)", "switch(bandwidth=1 GB/s): the number of GPUs is missing"),

@@ -44,4 +44,4 @@ def command(name: Annotated[str, o.argument("NAME|FILE", "A name or a YAML file.
         sections.check_sections(topology)
     if output is not None:
         topology_picture.draw(topology, output)
-    show_on_terminal(tables.render(topology), *(f"note: {note}" for note in sections.notes_on_units(topology)))
+    show_on_terminal(tables.render(topology))

@@ -85,7 +85,8 @@ class Space:
         """Yield every point, the last axis varying fastest. Raises ``OptionError`` for an interval."""
         for axis in self.axes:
             if axis.interval is not None:
-                what, fix = f"'{axis.interval}' has no end of points", "give --sampler tpe, or a list of values"
+                what = f"'{axis.interval}' is an interval, of which only a sampler draws values"
+                fix = "give --sampler tpe, or a list of values"
                 raise OptionError(what, where=f"--vary {axis.name}", fix=fix)
         names = [axis.name for axis in self.axes]
         for values in product(*(axis.values for axis in self.axes)):
