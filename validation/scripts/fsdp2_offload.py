@@ -37,6 +37,16 @@ class Model(nn.Module):
         return x
 
 
+def host_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of this rank's parameters, gradients and optimizer states that are on the host."""
+    tensors = [*model.parameters(), *(parameter.grad for parameter in model.parameters())]
+    tensors += [
+        one for state in optimizer.state.values() for one in state.values() if one.dim()
+    ]  # not the count of steps
+    local = [one.to_local() if hasattr(one, "to_local") else one for one in tensors]
+    return sum(one.numel() * one.element_size() for one in local if one.device.type == "cpu")
+
+
 def main(wrapped: str) -> None:
     model = Model()
     if wrapped != "offloaded":
@@ -53,6 +63,7 @@ def main(wrapped: str) -> None:
         samples = torch.randn(BATCH, LENGTH, WIDTH, device="cuda")
         model(samples).square().mean().backward()
         optimizer.step()
+        print("bytes on the host:", host_bytes(model, optimizer), flush=True)
         optimizer.zero_grad()
 
 
