@@ -202,7 +202,7 @@ class CommunicationCalls:
     def _functional(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         named = _named(function, args, kwargs)
         kind, side = _FUNCTIONAL[function._schema.name.partition("::")[2]]
-        result = function(*args, **kwargs)
+        result = self.mode.shaped(function, args, kwargs)
         given, made = list(flat(args)), list(flat(result))
         if any(on_device(tensor) for tensor in given):
             number = self._number([])
@@ -230,7 +230,7 @@ class CommunicationCalls:
     def _shard_dim(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a change of the sharded dimension; it waits by itself (PyTorch, ``shard_dim_alltoall`` in Functional.cpp)."""
         named = _named(function, args, kwargs)
-        result = function(*args, **kwargs)
+        result = self.mode.shaped(function, args, kwargs)
         asked = Communication("all_to_all", self._axis(named["group_name"]), _bytes([args[0]]))
         if on_device(args[0]):
             self._record(function, asked, [args[0]], [result])

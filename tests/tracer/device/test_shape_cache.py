@@ -10,6 +10,7 @@ from typing import Any  # noqa: E402
 
 import torch.distributed as dist  # noqa: E402
 from fake_models import NETWORKS, train  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: E402
 
@@ -87,6 +88,29 @@ def test_a_call_that_changes_the_shape_of_its_argument_does_so_each_time() -> No
             result = torch.empty(0, device="cuda")
             torch.add(data, data, out=result)
             assert result.shape == (3,)
+
+
+@pytest.mark.parametrize("kind", ["all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"])
+def test_a_collective_of_a_kind_asks_pytorch_for_its_shape_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DTensor calls thousands of these in a step."""
+    asked = []
+    rules = FakeTensorMode.__torch_dispatch__
+
+    def counted(mode: Any, function: Any, *given: Any) -> Any:
+        asked.append(function)
+        return rules(mode, function, *given)
+
+    with FakeDevice("H100-SXM", world=4):
+        dist.init_process_group("nccl")
+        group = dist.group.WORLD
+        call = getattr(torch.ops._c10d_functional, kind)
+        ends = {"all_gather_into_tensor": (4,), "reduce_scatter_tensor": ("sum", 4), "all_reduce": ("sum",)}[kind]
+        monkeypatch.setattr(FakeTensorMode, "__torch_dispatch__", counted)
+        made = [call(torch.empty(8, 6, device="cuda"), *ends, group.group_name) for _ in range(3)]
+    rows = {"all_gather_into_tensor": 32, "reduce_scatter_tensor": 2, "all_reduce": 8}[kind]
+    assert [tuple(one.shape) for one in made] == [(rows, 6)] * 3
+    assert asked.count(call.default) == 1
+    assert len({one.untyped_storage()._cdata for one in made}) == 3
 
 
 def test_a_list_of_distributed_tensors_is_divided_as_each_of_them_is() -> None:
