@@ -6,6 +6,7 @@ A step ends when the optimizer that was called first returns from ``step()``. Wh
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 _DEEPEST = 4  #: Objects in objects that are searched for a batch.
+#: The function of ``torch/distributed/checkpoint/state_dict.py`` that calls an optimizer to allocate what it is to load.
+_INITIALISES = "_init_optim_state"
 
 
 class Observer(Protocol):
@@ -166,7 +169,7 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], observed: Ste
     """Call ``over(optimizer)`` each time that the optimizer which was called first returns from ``step()``.
 
     An optimizer that another one calls in its own step (inside a ZeRO wrapper), or that is called inside the backward pass,
-    does not count.
+    does not count, nor does the call by which a distributed checkpoint lets an optimizer allocate its states.
     """
     import torch
 
@@ -179,6 +182,8 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], observed: Ste
         while running and running.pop() is not optimizer:
             pass  # one whose step raised, and was caught
         if running or torch._C._current_graph_task_id() != -1:  # inside of another one, or of the backward pass
+            return
+        if _allocates_states():
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():  # it runs when the graph is replayed
             return
@@ -235,6 +240,14 @@ def optimizer_hooks(begins: Callable[..., None], ends: Callable[..., None]) -> E
     before = required(optimizer, "register_optimizer_step_pre_hook")
     after = required(optimizer, "register_optimizer_step_post_hook")
     return _removed_on_leaving(before(begins), after(ends))
+
+
+def _allocates_states() -> bool:
+    """Whether ``torch.distributed.checkpoint`` calls an optimizer, with a learning rate of 0, to have its states."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_name != _INITIALISES:
+        frame = frame.f_back
+    return frame.f_code.co_name == _INITIALISES
 
 
 def _removed_on_leaving(*handles: Any) -> ExitStack:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
+from torch._ops import HigherOrderOperator
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from triosim.trace import Phase
 from triosim.tracer.compiler.buffer_reuse import Reuse, reused_buffers
@@ -151,11 +152,21 @@ class CompiledGraph:
             self._mode.recorder.operator("aten::index_put_", {}, [one for one in others if on_device(one)], ())
             storage_contents.forget(changed)
             return changed
+        if isinstance(node.target, HigherOrderOperator):
+            return self._flex(node, given)
         with nullcontext() if call.recorded else self._mode.muted():
             if str(node.target).startswith(_RANDOM):
                 made = node.meta["val"]
                 return torch.empty(made.shape, dtype=made.dtype, device=made.device)
             return node.target(*given, **named)  # type: ignore[operator]
+
+    def _flex(self, node: fx.Node, given: Iterable[Any]) -> Any:
+        """Record flex attention, or its gradient: its tensors are those ahead of the functions for scores and masks."""
+        with self._mode.muted():
+            made = tree_map_only(torch.Tensor, _empty, node.meta["val"])
+        reads = [one for one in given if isinstance(one, torch.Tensor)]
+        self._mode.recorder.operator(node.target.name(), {}, reads, tree_leaves(made))  # type: ignore[union-attr]
+        return made
 
     def _launch(self, launch: KernelLaunch, in_place: tuple[Reuse, ...], values: dict[fx.Node, Any]) -> None:
         recorder = self._mode.recorder
@@ -168,6 +179,10 @@ class CompiledGraph:
         )
         with recorder.storages.computing_in_place(pairs) if pairs else nullcontext():
             recorder.operator(launch.name, launch.attributes, reads, writes)
+
+
+def _empty(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 def _on_device(places: Iterable[Place], values: dict[fx.Node, Any]) -> list[Any]:

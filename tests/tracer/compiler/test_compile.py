@@ -250,3 +250,38 @@ def test_the_flops_of_a_compiled_model_are_those_of_the_model(*, recompute: bool
     by_id = {one.id: one for one in compiled.operators}
     assert backward
     assert all(by_id[one.forward or 0].layer == one.layer for one in backward if base_name(one.name) == "mm")
+
+
+def test_flex_attention_is_a_part_of_the_graph_that_it_is_called_in() -> None:
+    """Nothing breaks the graph: the products before it and behind it are of one call, and no mask is in memory."""
+    from torch._dynamo.utils import counters
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Any, documents: Any) -> Any:
+            def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+                return (i >= j) & (documents[i] == documents[j])
+
+            blocks = create_block_mask(mask, None, None, 256, 256, device="cuda")
+            y = self.first(x).view(1, 256, 2, 32).transpose(1, 2)
+            y = flex_attention(y, y, y, block_mask=blocks).transpose(1, 2).reshape(1, 256, 64)
+            return self.last(y).square()
+
+    counters.clear()
+    with fake_capture("H100-SXM") as capture:
+        model = torch.compile(Attention().cuda())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            documents = torch.zeros(256, dtype=torch.int64, device="cuda")
+            model(torch.randn(1, 256, 64, device="cuda"), documents).sum().backward()
+            optimizer.step()
+        graphs = counters["stats"]["unique_graphs"]
+    assert (graphs, capture.notes) == (1, [])
+    names = [base_name(one.name) for one in capture.trace.operators]
+    assert [names.count(one) for one in ("flex_attention", "flex_attention_backward")] == [1, 1]
+    (backward,) = (one for one in capture.trace.operators if base_name(one.name) == "flex_attention_backward")
+    assert [tensor.shape for tensor in backward.outputs[:3]] == 3 * [(1, 2, 256, 32)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._guards import TracingContext
 from torch.nn.attention import flex_attention
 
 from triosim.tracer.device.operators.dtype_checks import one_dtype
@@ -31,8 +32,8 @@ _FLASH_MULTIPLE = 8
 def install(patches: Patches, mode: DeviceMode) -> None:
     """Choose attention kernels for tensors on the fake device, until the patches are undone."""
     patches.register_kernels({"scaled_dot_product_attention": attention})
-    original = required(flex_attention, "flex_attention_hop")
-    patches.make([Patch(flex_attention, "flex_attention_hop", _flex(mode, original))])
+    operator = type(required(flex_attention, "flex_attention_hop"))
+    patches.make([Patch(operator, "__call__", _flex(mode, operator.__call__))])
 
 
 def attention(
@@ -136,7 +137,8 @@ def _padded(mask: torch.Tensor) -> torch.Tensor:
 def _flex(mode: DeviceMode, original: Any) -> Any:
     """Return a replacement for the operator behind ``flex_attention`` that computes shapes and records one operator.
 
-    Which blocks of the scores a mask skips is not known, so all are assumed to be computed.
+    Which blocks of the scores a mask skips is not known, so all are assumed to be computed. The compiler traces
+    PyTorch's own, and its graph has it as a node.
     """
 
     class Flex(torch.autograd.Function):
@@ -160,9 +162,9 @@ def _flex(mode: DeviceMode, original: Any) -> Any:
             mode.recorder.operator("flex_attention_backward", {}, (gradient, *saved), made)
             return made
 
-    def flex(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
-        if not hasattr(query, "fake_device"):
-            return original(query, key, value, *others, **options)
+    def flex(self: Any, query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
+        if not hasattr(query, "fake_device") or TracingContext.try_get() is not None:
+            return original(self, query, key, value, *others, **options)
         return Flex.apply(query, key, value)  # type: ignore[no-untyped-call]
 
     return flex

@@ -82,7 +82,14 @@ def install(patches: Patches, mode: DeviceMode) -> None:
         kernels[f"{kind}.input"] = _kernel(kind, operators.input, run, packed=False)
         kernels[f"{kind}.data"] = _kernel(kind, operators.data, run, packed=True)
     patches.register_kernels(kernels)
-    mode.add_shape_rules({torch.ops.aten._pack_padded_sequence.default: _packed})
+    aten = torch.ops.aten
+    mode.add_shape_rules(
+        {
+            aten._pack_padded_sequence.default: _packed,
+            aten._thnn_fused_gru_cell.default: _gru_cell,
+            aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+        }
+    )
     # A module asks this to flatten its weights into one buffer, for which it would need their addresses.
     patches.make([Patch(torch.backends.cudnn, "is_acceptable", lambda tensor: False)])
 
@@ -125,6 +132,19 @@ def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any
         each = [int(one) for one in lengths]
         sizes = torch.tensor([sum(length > time for length in each) for time in range(max(each, default=0))])
     return data.new_empty((sum(each), *data.shape[2:])), sizes
+
+
+def _gru_cell(_: Any, __: Any, hidden: torch.Tensor, *___: Any, **____: Any) -> Any:
+    """Return fake tensors of a GRU's next state, and of what one time step keeps (``aten/src/ATen/native/cuda/RNN.cu``)."""
+    return hidden.new_empty(hidden.shape), hidden.new_empty((hidden.shape[0], _RESERVED["gru"] * hidden.shape[1]))
+
+
+def _gru_cell_backward(gradient: torch.Tensor, _: Any, has_bias: bool) -> Any:
+    """Return fake tensors of the gradients of both products, the state and, if there are any, the biases."""
+    samples, features = gradient.shape
+    products = [gradient.new_empty((samples, 3 * features)) for _ in range(2)]
+    biases = [gradient.new_empty((3 * features,)) if has_bias else None for _ in range(2)]
+    return *products, gradient.new_empty(gradient.shape), *biases
 
 
 def _is_acceptable(data: torch.Tensor) -> bool:

@@ -113,3 +113,21 @@ def test_gradients_of_functions_are_those_of_one_operator(kind: str) -> None:
     names = [one.name for one in recurrent(capture.trace)]
     there, back = "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"
     assert names == [there, back, *[there] * 7, *[back] * 7]  # one after another, as PyTorch does
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_gru_in_bfloat16_before_ampere_is_a_cell_for_each_time_step(*, bias: bool) -> None:
+    """Each step has the product of the state, and the cell; the gradient of a cell has three gates in both products."""
+    with fake_capture("T4") as capture:
+        layer = nn.GRU(FEATURES, HIDDEN, bias=bias).cuda().bfloat16()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for _ in range(2):
+            data = torch.randn(LENGTH, SAMPLES, FEATURES, device="cuda", dtype=torch.bfloat16)
+            layer(data)[0].sum().backward()
+            optimizer.step()
+    cells = [one for one in capture.trace.operators if "gru_cell" in one.name]
+    assert len(cells) == 2 * LENGTH
+    assert cells[0].outputs[0].shape == (SAMPLES, HIDDEN)
+    shapes = [tensor.shape for tensor in cells[-1].outputs]
+    assert shapes[:3] == [(SAMPLES, 3 * HIDDEN), (SAMPLES, 3 * HIDDEN), (SAMPLES, HIDDEN)]
+    assert shapes[3:] == 2 * [(3 * HIDDEN,)] * bias
