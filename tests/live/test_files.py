@@ -269,3 +269,21 @@ def test_ranks_may_save_one_file(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "saved" in done.stdout, done.stderr
     assert "Traceback" not in done.stderr
+
+
+TOKENIZER = """
+from tokenizers import Tokenizer, models
+import os
+made = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+os.makedirs("made")
+made.save("made/tokenizer.json")
+made.model.save("made", "model")
+print(Tokenizer.from_file("made/tokenizer.json").get_vocab_size(), sorted(os.listdir("made")))
+"""
+
+
+def test_a_tokenizer_is_saved_and_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    done = run(tmp_path, TOKENIZER)
+    assert done.stdout.splitlines()[0] == "2 ['model-vocab.json', 'tokenizer.json']", done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]

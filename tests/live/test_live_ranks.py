@@ -79,6 +79,22 @@ def test_ranks_wait_for_a_late_one_in_simulated_time(tmp_path: Path) -> None:
     assert run(tmp_path, STRAGGLER, "--world", "4", "-q").stdout == done.stdout
 
 
+def test_ranks_that_do_not_communicate_train_models_of_their_own(tmp_path: Path) -> None:
+    """Eight models on eight samples each; samples a second and the FLOPs of each GPU speak of the same samples."""
+    script = """
+import torch
+layer = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(layer.parameters())
+for _ in range(3):
+    layer(torch.randn(8, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+    done = run(tmp_path, script, "--world", "8", "-o", "result.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "result.json").read_text())["global_batch_size"] == 64
+    assert "each of the 8 ranks trains a model of its own" in " ".join((done.stdout + done.stderr).split())
+
+
 def test_the_page_has_the_timeline_of_the_step_that_the_tables_show(tmp_path: Path) -> None:
     done = run(tmp_path, STRAGGLER, "--world", "4", "-q", "--report", "page.html", "-o", "result.json")
     assert done.returncode == 0, done.stderr

@@ -35,6 +35,7 @@ def after_import(files: FileOverlay) -> dict[str, Callable[[ModuleType], list[Pa
         "sqlite3": lambda module: list(_of_sqlite(module, files)),
         "h5py._hl.files": lambda module: [_of_hdf5(module.File, files)],
         "wandb": lambda module: [_of_wandb(module, files)],
+        "tokenizers": lambda module: list(_of_tokenizers(module, files)),
         "pyarrow": lambda module: [_opening(module, name, files) for name in ("OSFile", "memory_map")],
     }
 
@@ -119,6 +120,13 @@ def _of_wandb(module: Any, files: FileOverlay) -> Patch:
         return original(*args, **kwargs)
 
     return Patch(module, "init", init)
+
+
+def _of_tokenizers(module: Any, files: FileOverlay) -> Iterator[Patch]:
+    tokenizer, model, from_file = module.Tokenizer, module.models.Model, module.Tokenizer.from_file
+    yield Patch(tokenizer, "save", _second(tokenizer.save, files.to_write))
+    yield Patch(model, "save", _second(model.save, files.to_write))
+    yield Patch(tokenizer, "from_file", staticmethod(lambda path: from_file(os.fspath(files.to_read(path)))))
 
 
 def _opening(module: Any, name: str, files: FileOverlay) -> Patch:

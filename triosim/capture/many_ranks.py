@@ -95,9 +95,9 @@ def joined_streams(
 ) -> TaskStreams:
     """Return the task streams of all ranks, each of which runs ``like`` one of the captured ones.
 
-    ``sample_axes`` are those of the ``axes`` that say which samples a rank has.
+    ``sample_axes`` are those of the ``axes`` that say which samples a rank has. Ranks that do not communicate have samples of
+    their own: each trains by itself.
     """
-    samples = max(trace.batch_size for trace in traces.values()) * sample_axes.replicas(axes)
     used = {
         operator.communication.group
         for trace in traces.values()
@@ -105,6 +105,8 @@ def joined_streams(
         if operator.communication is not None
     }
     groups = {name: found for name, found in axes.items() if name in used}
+    replicas = sample_axes.replicas(axes) if used else len(like)
+    samples = max(trace.batch_size for trace in traces.values()) * replicas
     return TaskStreams(traces, like, groups, global_batch_size=samples, sample_parts=sample_axes.parts(axes))
 
 

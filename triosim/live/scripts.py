@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from statistics import median
@@ -34,6 +34,7 @@ from triosim.pipeline.running import Execution
 from triosim.results.result import Result
 from triosim.results.values import ScriptStep
 from triosim.temporary_folder import TemporaryFolder
+from triosim.trace.task_streams import TaskStreams
 from triosim.tracer.script_runner import check_script
 from triosim.units import format_time
 
@@ -255,6 +256,15 @@ def _say_interrupted(outcome: LiveOutcome) -> None:
     print(f"triosim: {so_far}", file=sys.stderr)
 
 
+def _of_no_groups(streams: TaskStreams) -> Iterator[str]:
+    """Say what a world is in which no rank communicates."""
+    if streams.world > 1 and not streams.groups:
+        yield (
+            f"each of the {streams.world} ranks trains a model of its own, and those that run print the same "
+            "(--print-ranks 0 shows one): without --world the script runs once"
+        )
+
+
 def _result(outcome: LiveOutcome, command: str, config: RunConfig) -> Result | None:
     """Return the result of the step that stands for all, with when each step ran."""
     if outcome.status == INTERRUPTED:
@@ -273,6 +283,7 @@ def _result(outcome: LiveOutcome, command: str, config: RunConfig) -> Result | N
     inputs = {**result.inputs, "command": command}
     notes = (
         *result.data.notes,
+        *_of_no_groups(outcome.streams),
         "memory is that of this step; what torch.cuda reports as its peak is that of the whole run",
     )
     return replace(result, data=replace(result.data, steps=steps, inputs=inputs, notes=notes))
