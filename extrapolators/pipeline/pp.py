@@ -41,7 +41,13 @@ from triosim.extrapolators.pipeline.backward_split import split_backward
 from triosim.extrapolators.pipeline.divided_optimizer import DividedOptimizer
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
-from triosim.extrapolators.pipeline.stages import block_seconds, forward_blocks_of_backward, stage_starts, whole_units
+from triosim.extrapolators.pipeline.stages import (
+    begins_inside,
+    block_seconds,
+    forward_blocks_of_backward,
+    stage_starts,
+    whole_units,
+)
 from triosim.sharding.dataflow import Dataflow, StoredValue
 from triosim.trace import Operator, Tensor
 
@@ -116,6 +122,9 @@ class PipelineParallel(Extrapolator):
             starts = tuple(stage_starts(self.config, program.stages[0], schedule.stages, seconds_by_stage))
         whole, parts = program.stages[0], self._parts(mesh, program.stages[0].forward, starts)
         pipeline = Pipeline(program, starts, schedule, parts)
+        if self.config.stages is None and self.config.stage_division == "auto" and begins_inside(whole.forward, starts):
+            what = f"{len(starts)} stages are more than there are whole layers, embedding and loss counted"
+            program = program.noted(f"pp: {what}, so some begin inside a layer, which frameworks do not do")
         return replace(
             program,
             stages=_STAGES.get(BlocksSource((starts, parts), (whole.forward, whole.backward)), pipeline.stages),

@@ -140,6 +140,11 @@ def whole_units(blocks: Sequence[Block]) -> list[int]:
     return [*([0] if units[0] else []), *units, *following]
 
 
+def begins_inside(blocks: Sequence[Block], starts: Sequence[int]) -> bool:
+    """Whether a stage begins inside a unit, where there are any."""
+    return any(numbered_module_of(block.layer) for block in blocks) and not {*starts} <= {*whole_units(blocks)}
+
+
 def equal_starts(blocks: Sequence[Block], stages: int) -> list[int]:
     """Return the first block of each stage, with equally many units each. Raises ``OptionError`` where that is impossible."""
     units = _unit_starts(blocks)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -194,7 +195,9 @@ def test_compare_as_json_and_as_a_picture(run: Run, trace: Path, tmp_path: Path)
 
 def test_convert_and_show(run: Run, trace: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.json.gz"
-    assert run("convert", trace, copy) == (0, "", "")
+    status, out, said = run("convert", trace, copy)
+    assert (status, out) == (0, "")
+    assert re.fullmatch(rf"triosim: trace of .+, [\d,]+ operators, written to {re.escape(str(copy))}\n", said)
     status, out, err = run("show", copy)
     assert (status, err) == (0, "")
     for word in ("two-layers", "NVIDIA H100", "aten::mm", "forward", "parameter", "2,097,152 elements"):

@@ -123,9 +123,17 @@ def test_an_option_with_which_none_can_run_that_reads_it_is_an_error(option: dic
 
 
 def test_a_strategy_that_sizes_rule_out_has_a_reason_and_the_others_run() -> None:
-    """A batch of 8 has no 16 micro-batches, and with the same schedule 4 are no problem."""
+    """An interleaved schedule has no single micro-batch, and 4 are no problem."""
+    found = compare(TRACE, 4, topology=SYSTEM, schedule="interleaved", virtual_stages=2)
+    assert {run.label for run in found.runs if run.result is None} == {"pp=4 --micro-batches 1"}
+
+
+def test_pipelines_divide_a_batch_as_often_as_it_can_be() -> None:
+    """A batch of 8 has no 16 micro-batches."""
     found = compare(TRACE, 4, topology=SYSTEM, schedule="1f1b")
-    assert {run.label for run in found.runs if run.result is None} == {"pp=4 --micro-batches 16"}
+    labels = {run.label for run in found.runs if run.strategy.parallel == "pp=4"}
+    assert labels == {f"pp=4 --micro-batches {count}" for count in (1, 4, 8)}
+    assert all(run.result is not None for run in found.runs)
 
 
 def test_a_gpu_that_no_strategy_has_is_named_with_those_that_there_are() -> None:

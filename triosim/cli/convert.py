@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule
 from triosim.config import Option, RunConfig
+from triosim.errors import printable
 from triosim.output_files import check_outputs
 from triosim.reports.terminal.progress import Progress
 from triosim.trace.formats import read, write
+from triosim.trace.task_streams import TaskStreams
 
 graph_writing = LaterModule("pipeline.graph_writing")
 graphs = LaterModule("pipeline.graphs")
@@ -45,13 +48,19 @@ def command(
     """
     config = RunConfig.of(trace_format=given["trace_format"])
     with Progress():
-        _convert(source, target, config, to_chakra=given["to"] == "chakra")
+        what = _convert(source, target, config, to_chakra=given["to"] == "chakra")
+    print(f"triosim: {printable(f'{what} written to {target}')}", file=sys.stderr)
 
 
-def _convert(source: str, target: str, config: RunConfig, *, to_chakra: bool) -> None:
+def _convert(source: str, target: str, config: RunConfig, *, to_chakra: bool) -> str:
+    """Write what was asked for, and return what it is, in words."""
     if to_chakra:
         graph_writing.write_step(source, config, Path(target))
-        return
+        return "graphs of the step"
     check_outputs(target, reading=(source,))
     is_graphs = config.trace_format is None and workload.is_prefix(source)
-    write(graphs.graph_streams(Path(source), config) if is_graphs else read(source, config.trace_format), target)
+    found = graphs.graph_streams(Path(source), config) if is_graphs else read(source, config.trace_format)
+    write(found, target)
+    if isinstance(found, TaskStreams):
+        return f"task streams of {len(found.like):,} ranks"
+    return f"trace of {found.model or 'a step'}, {len(found.operators):,} operators,"

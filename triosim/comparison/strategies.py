@@ -8,7 +8,7 @@ efficiency the speed-up over the number of GPUs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
 from triosim.networks.construction import algorithm_options, network_options
 from triosim.output_files import PathLike
 from triosim.pipeline.planning import refuse_unknown
-from triosim.pipeline.reading import TraceLike, read
+from triosim.pipeline.reading import Subject, TraceLike, read, with_batch
 from triosim.pipeline.system import check_condition_values
 from triosim.results.command import command_of
 from triosim.results.report import Reportable
@@ -118,8 +118,8 @@ class Comparison(Reportable):
         return f"<Comparison of {title}: {len(ran)} strategies, {first} the fastest; print it for the table>"
 
 
-def strategies(gpus: int) -> Iterator[Strategy]:
-    """Yield the strategies for a number of GPUs."""
+def strategies(gpus: int, counts: Iterable[int] | None = None) -> Iterator[Strategy]:
+    """Yield the strategies for a number of GPUs, pipelines with each of some numbers of micro-batches."""
     yield Strategy("single")
     if gpus == 1:
         return
@@ -127,13 +127,27 @@ def strategies(gpus: int) -> Iterator[Strategy]:
         yield Strategy(f"{name}={gpus}")
     for style in ("gather", "megatron"):
         yield Strategy(f"tp={gpus}", {"tp_style": style})
-    for micro_batches in (1, gpus, 4 * gpus):
+    for micro_batches in _usual_counts(gpus) if counts is None else counts:
         yield Strategy(f"pp={gpus}", {"micro_batches": micro_batches})
     for inner in INNER:
         if gpus % inner == 0 and gpus > inner:
             outer = gpus // inner
             yield Strategy(f"dp={outer},tp={inner}")
             yield Strategy(f"dp={outer},pp={inner}")
+
+
+def _usual_counts(gpus: int) -> tuple[int, ...]:
+    return 1, gpus, 4 * gpus
+
+
+def _counts(gpus: int, subject: Subject, config: RunConfig) -> Iterable[int]:
+    """Return the numbers of micro-batches that a batch is divided into: where one is given, only such that divide it."""
+    given = with_batch(config) if subject.described else config
+    batch = given.global_batch_size or given.batch_size  # of the one replica that a pipeline alone is
+    if given.micro_batch_size is not None:
+        return _usual_counts(gpus) if batch is None else (max(batch // given.micro_batch_size, 1),)
+    batch = batch or subject.trace.batch_size
+    return dict.fromkeys(max(n for n in range(1, most + 1) if batch % n == 0) for most in _usual_counts(gpus))
 
 
 def compare(
@@ -181,7 +195,7 @@ def compare_config(
         return StrategyResult(strategy, result)
 
     found: list[StrategyResult] = []
-    for strategy in strategies(gpus):
+    for strategy in strategies(gpus, _counts(gpus, subject, config)):
         if started is not None:
             started(strategy)
         found.append(run(strategy))

@@ -388,3 +388,12 @@ def test_a_backward_pass_without_links_and_layers_is_refused() -> None:
     )
     with pytest.raises(TraceError, match="cannot be divided into stages"):
         planned(Trace(unlinked, 8), "pp", 2)
+
+
+def test_stages_inside_of_layers_are_noted() -> None:
+    """A network without repeated modules has no layers to divide between, and is divided anywhere."""
+    deep = traces.transformer(blocks=2)
+    what = "5 stages are more than there are whole layers, embedding and loss counted"
+    assert any(what in note for note in planned(deep, "pp", 5, micro_batches=1).notes)
+    assert not any("whole layers" in note for note in planned(deep, "pp", 4, micro_batches=1).notes)
+    assert not any("whole layers" in note for note in planned(traces.mlp(), "pp", 2, micro_batches=1).notes)

@@ -56,7 +56,7 @@ def neighbours_of_best(found: Searched) -> Iterator[Neighbour]:
             continue
         if outcome is None:
             rule = broken_rule(found.space, point, rules)
-            reason, name = ("not found out", "") if rule is None else (f"not so: {rule.text}", rule.name)
+            reason, name = ("not found out", "") if rule is None else (f"against the rule that {rule.text}", rule.name)
             yield Neighbour(axis, value, None, reason=reason, rule=name)
         elif outcome.figures is not None:
             change = outcome.figures.step_time_s / seconds - 1.0
