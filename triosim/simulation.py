@@ -58,4 +58,10 @@ def _simulated(
     priced: PricedSubject, config: RunConfig, progress: Progress | None, system: System | None
 ) -> tuple[PlannedRun, Result]:
     planned = plan(priced, config, system)
-    return planned, collect(run(planned, config, progress), planned, config)
+    return planned, simulate_planned(planned, config, progress)
+
+
+@without_collecting()
+def simulate_planned(planned: PlannedRun, config: RunConfig, progress: Progress | None = None) -> Result:
+    """Simulate a plan once."""
+    return collect(run(planned, config, progress), planned, config)

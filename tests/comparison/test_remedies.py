@@ -6,7 +6,8 @@ import pytest
 
 import triosim
 from triosim.cli import run
-from triosim.comparison.remedies import remedies
+from triosim.comparison.remedies import remedies, remedies_config
+from triosim.config import RunConfig
 from triosim.models import GPT
 from triosim.trace import Trace
 
@@ -59,6 +60,26 @@ def test_changes_are_combined_where_none_is_enough_alone() -> None:
     assert found
     assert all(len(one.options) > 1 for one in found)
     assert all("offload" in one.options for one in found)
+
+
+def test_what_a_step_that_needs_less_rules_out_is_not_planned() -> None:
+    """Recomputed as a whole the parameters, gradients and states are too large, so they are recomputed in part."""
+    tried: list[str] = []
+    config = RunConfig.of(parallel="ddp", gpus=4, topology=NODE)
+    found = remedies_config(gpt(96), config, tried.append)
+    assert "--recompute full" in tried
+    assert "--recompute selective" not in tried
+    simulated = [one.removesuffix(": simulated") for one in tried if one.endswith(": simulated")]
+    assert set(simulated) == {one.shown for one in found}
+    assert tried.index(f"{simulated[0]}: simulated") > max(map(tried.index, simulated))  # all memory comes first
+
+
+def test_of_many_steps_that_fit_the_few_with_the_least_bounds_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = remedies(gpt(24), "ddp", gpus=4, topology=NODE)
+    monkeypatch.setattr("triosim.comparison.remedies.MOST_SIMULATED", 2)
+    few = remedies(gpt(24), "ddp", gpus=4, topology=NODE)
+    assert len(few) == 2 < len(every)
+    assert {one.shown for one in few} <= {one.shown for one in every}
 
 
 def test_a_topology_without_known_hosts_offers_no_offload() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.search_spaces import GPT, LLAMA, MIXTURE, space
-from triosim.configuration_search.bounds import IdleCollectives, lower_bound
 from triosim.configuration_search.evaluation import Weigh, shortened
 from triosim.configuration_search.spaces.rules import validity_of
 from triosim.extrapolators.core import plan as planning
@@ -16,6 +15,7 @@ from triosim.extrapolators.core.program import kept_programs
 from triosim.extrapolators.core.program.kept_programs import Kept, KeptPrograms
 from triosim.extrapolators.pipeline import pp
 from triosim.memory.liveness import micro_batch_lifetimes, module_inputs, rank_lifetimes
+from triosim.pipeline.bounds import IdleCollectives, lower_bound
 from triosim.pipeline.planning import plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import read

@@ -11,7 +11,6 @@ from typing import Any
 
 from triosim import gpus as catalogue
 from triosim.config import RunConfig
-from triosim.configuration_search.bounds import IdleCollectives, lower_bound
 from triosim.configuration_search.memory_order import implied
 from triosim.configuration_search.outcome import Figures, Memory, Outcome
 from triosim.configuration_search.point import Point
@@ -25,6 +24,7 @@ from triosim.extrapolators.core.schedule_table import ScheduleTable, accumulate,
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
 from triosim.garbage_collector import without_collecting
 from triosim.memory.world_memory import RankMemory
+from triosim.pipeline.bounds import IdleCollectives, lower_bound
 from triosim.pipeline.planning import PlannedRun, plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import read

@@ -9,8 +9,8 @@ import simpy
 
 from tests.streams import OneBytePerSecond, Script, same_on
 from triosim.config import RunConfig
-from triosim.configuration_search.bounds import IdleCollectives, lower_bound
 from triosim.networks.extensions import ContentionFree
+from triosim.pipeline.bounds import IdleCollectives, lower_bound
 from triosim.pipeline.planning import plan
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import read
