@@ -129,7 +129,7 @@ class FakeDevice:
         mode = DeviceMode(recorder, fake_mode)
         cuda_api.install(patches, self.gpu, self.devices, recorder, mode.contents.seed)
         cuda_graphs.install(patches, recorder)
-        patches.callback(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
+        patches.callback(cuda_api.forget_device)
         attention.install(patches, mode)
         cudnn_rnn.install(patches, mode)
         memory_formats.install(patches)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from triosim.gpus import Gpu, product
 from triosim.memory.allocator.gpu_memory import visible
@@ -313,8 +314,17 @@ def _patches(gpu: Gpu, devices: int, recorder: Recorder) -> Iterator[Patch]:
 
 
 def cuda_set_device(device: Any) -> None:
-    """Make a device the current one."""
-    torch._C._accelerator_setDeviceIndex(index_of(device))
+    """Make a device the current one. Fake tensors that PyTorch makes by itself on "cuda" are on it from now on."""
+    number = index_of(device)
+    if number != torch._C._accelerator_getDeviceIndex():
+        FakeTensorMode.cache_clear()  # which holds what "cuda" was by an operator's arguments
+    torch._C._accelerator_setDeviceIndex(number)
+
+
+def forget_device() -> None:
+    """Make the first device the current one, as at the start of a process: the script may have chosen another."""
+    FakeTensorMode.cache_clear()
+    torch._C._accelerator_setDeviceIndex(0)
 
 
 def _about_the_device(gpu: Gpu, devices: int) -> Iterator[tuple[str, Any]]:

@@ -16,6 +16,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from triosim.errors import OptionError  # noqa: E402
@@ -533,3 +534,23 @@ def test_as_under_torchrun_ranks_of_one_machine_have_one_thread_each(
         assert os.environ.get("OMP_NUM_THREADS") == (asked or ("1" if devices > 1 else None))
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_distributed_tensors_know_no_device_of_an_earlier_rank(*, before: bool) -> None:
+    """Shardings are found on fake tensors, which PyTorch remembers by shape with the device that was the current one."""
+
+    def product_of(columns: int) -> None:
+        mesh = init_device_mesh("cuda", (4,))
+        rows = DTensor.from_local(torch.randn(4, 8, device="cuda"), mesh, [Shard(0)])
+        other = DTensor.from_local(torch.randn(8, columns, device="cuda"), mesh, [Replicate()])
+        assert (rows @ other).shape == (16, columns)
+
+    for rank in (0, 1):
+        with FakeDevice("H100-SXM", world=4, rank=rank):
+            dist.init_process_group("nccl")
+            if not before:
+                product_of(7)
+            torch.cuda.set_device(rank)
+            for columns in (7, 7 + rank):
+                product_of(columns)
