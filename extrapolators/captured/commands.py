@@ -142,7 +142,7 @@ class CommandWriter:
         self.flush()
         own, kernel, said = operator.stream, operator.kernels[0], operator.attributes
         ends = "device" if TO_HOST in kernel else own, "device" if FROM_HOST in kernel else own
-        nbytes, label = float(said.get(COPIED_BYTES, 0)), str(said.get(COPY_LABEL, ""))
+        nbytes, label = float(said.get(COPIED_BYTES, 0)), str(said.get(COPY_LABEL, "copies"))
         self.put(Copy(*ends, nbytes, own, None, label, _layers(operator), operator.seconds), own)
 
     def collective(self, operator: Operator, communication: Communication) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -162,11 +162,22 @@ def test_simulation_ends_where_the_next_bound_is_above_the_best() -> None:
 def test_the_best_so_far_is_told() -> None:
     best: list[float | None] = []
 
-    def told(phase: str, done: int, most: int, outcome: Outcome | None) -> None:
-        best.append(outcome.figures.step_time_s if outcome and outcome.figures else None)
+    def told(phase: str, done: int, most: int, front: Sequence[Outcome]) -> None:
+        best.append(front[0].figures.step_time_s if front and front[0].figures else None)
 
     hand_made({1: (1.0, 5.0), 2: (2.0, 3.0), 4: (2.5, 3.5)}, said=told)
     assert best == [None, None, None, 5.0, 3.0, 3.0]
+
+
+def test_the_points_that_none_is_better_than_in_all_objectives_so_far_are_told() -> None:
+    """A point of tp GPUs costs tp a second: 2 GPUs for 3 s cost more than one for 5.5 s, 4 GPUs for 1 s less than both."""
+    fronts: list[list[float]] = []
+
+    def told(phase: str, done: int, most: int, front: Sequence[Outcome]) -> None:
+        fronts.append([one.figures.step_time_s for one in front if one.figures])
+
+    hand_made({1: (1.0, 5.5), 2: (1.0, 3.0), 4: (1.0, 1.0)}, "step-time,cost", said=told)
+    assert fronts == [[], [], [], [5.5], [3.0, 5.5], [1.0]]
 
 
 def test_an_interrupted_search_has_a_gap_and_proves_nothing() -> None:

@@ -22,6 +22,7 @@ from triosim.engine.doing import Doing
 from triosim.errors import OptionError
 from triosim.monitor.server import ADDRESS, served
 from triosim.monitor.watched_run import WatchedRun, cycle_of, rows_of
+from triosim.monitor.watched_search import WatchedSearch
 from triosim.units import parse_ranks
 
 pytest.importorskip("uvicorn")
@@ -131,6 +132,24 @@ def test_a_run_is_paused_goes_on_and_stops_with_what_has_run() -> None:
     assert [note for note in result.notes if note.startswith("stopped after")]
     whole = triosim.simulate(mlp(), "dp=4", gpus=4, topology="ring(4, bandwidth=1 MB/s)")
     assert result.step_time_s == pytest.approx(whole.step_time_s, rel=0.05)
+
+
+def test_a_search_shows_its_best_points_pauses_and_goes_on() -> None:
+    watched = WatchedSearch()
+    columns = ("point", "step", "USD a step")
+    watched.told("simulations", 1, 3, lambda: (columns, [["tp=1", "5.00 s", "5"]]))
+    watched.told("simulations", 2, 3, lambda: (columns, [["tp=2", "3.00 s", "6"], ["tp=1", "5.00 s", "5"]]))
+    assert watched.state()["best"] == [{"label": "tp=2", "step": "3.00 s"}, {"label": "tp=1", "step": "5.00 s"}]
+    assert watched.state()["front"] == {"columns": columns, "rows": [["tp=2", "3.00 s", "6"], ["tp=1", "5.00 s", "5"]]}
+    watched.actions["pause"]()
+    search = threading.Thread(target=watched.told, args=("simulations", 3, 3, lambda: (columns, [])))
+    search.start()
+    search.join(0.1)
+    assert search.is_alive()
+    assert watched.state()["paused"]
+    watched.actions["go-on"]()
+    search.join(10)
+    assert not search.is_alive()
 
 
 def test_ranks_that_wait_for_each_other_are_named() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from triosim.cli import options as o
@@ -22,13 +23,13 @@ from triosim.reports.terminal.progress import Progress
 from triosim.units import format_time
 
 if TYPE_CHECKING:
+    from triosim.configuration_search.answer.terminal import FrontTable
     from triosim.configuration_search.exact import Searched, Tell
     from triosim.configuration_search.outcome import Outcome
 
 document = LaterModule("reports.page.document")
 like = LaterModule("configuration_search.spaces.like")
 pages = LaterModule("configuration_search.answer.page")
-points = LaterModule("configuration_search.point")
 pictures = LaterModule("configuration_search.answer.picture")
 plots = LaterModule("reports.pictures.plot")
 report = LaterModule("configuration_search.answer.report")
@@ -112,7 +113,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
             print(f"triosim: {_counted(validity)}", file=sys.stderr)
         with Progress(shown=not given["quiet"]) as progress, monitored_search(given) as watch:
             jobs = options.jobs or searches.cores()
-            tell = _teller(progress, lambda outcome: space.summary(points.Point.read(outcome.key)), watch)
+            tell = _teller(progress, partial(terminal.front_table, space, searches.objectives_of(options)), watch)
             found = searches.run_search(space, validity, options, tell, jobs=jobs)
     _answer(found, given)
     if found.interrupted:
@@ -143,17 +144,20 @@ def _counted(validity: Any) -> str:
     return f"{points}, {len(validity.valid):,} of them valid" + (f"; invalid: {invalid}" if invalid else "")
 
 
-def _teller(progress: Progress, summary: Callable[[Outcome], str], watch: Callable[..., None]) -> Tell:
-    """Return what shows how far a search is: points per second, the time that is left at most, and the best step so far."""
+def _teller(progress: Progress, table: Callable[[Sequence[Outcome]], FrontTable], watch: Callable[..., None]) -> Tell:
+    """Return what shows how far a search is: points per second, the time that is left at most, and the best step so far.
+
+    The monitor is given a ``table`` of the best points.
+    """
     began: dict[str, float] = {}
 
-    def tell(phase: str, done: int, total: int, best: Outcome | None) -> None:
+    def tell(phase: str, done: int, total: int, front: Sequence[Outcome]) -> None:
         seconds = time.monotonic() - began.setdefault(phase, time.monotonic())
         rate = done / seconds if seconds else 0.0
         left = f", {format_time((total - done) / rate)} left at most" if rate else ""
-        step = "" if best is None or best.figures is None else f", best {format_time(best.figures.step_time_s)}"
-        seen = None if best is None or best.figures is None else (summary(best), best.figures.step_time_s)
-        watch(phase, done, total, seen)
+        best = front[0].figures if front else None
+        step = "" if best is None else f", best {format_time(best.step_time_s)}"
+        watch(phase, done, total, lambda: table(front))
         progress.said(f"{phase}: {done:,} of {total:,} points, {rate:.1f} per second{left}{step}")
 
     return tell

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -31,8 +31,9 @@ Evaluate = Callable[[Iterable[Point]], Iterator[tuple[Point, Outcome]]]
 #: The phase of a search in which points are simulated.
 SIMULATIONS = "simulations"
 
-#: Called with the phase of a search, how many of how many points are done at most, and the best point so far, if there is one.
-Tell = Callable[[str, int, int, Outcome | None], None]
+#: Called with the phase of a search, how many of how many points are done at most, and the best points so far: those that none
+#: is better than in all objectives, the best by the first objective first.
+Tell = Callable[[str, int, int, Sequence[Outcome]], None]
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Search:
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     #: Of one objective the best scores, of several those that none dominates.
     _scores: list[Scores] = field(default_factory=list)
-    _best: Outcome | None = None
+    _front: list[Outcome] = field(default_factory=list)
 
     def run(self) -> Searched:
         """Weigh every valid point, and simulate those that may be the best."""
@@ -159,7 +160,7 @@ class Search:
             self._outcomes[point.key] = outcome
             self.objectives.bounds(outcome)  # an objective that is not known is refused at once
             self._keep(outcome)  # of a study that goes on
-            self.tell("memory and bounds", len(self._outcomes), len(points), self._best)
+            self.tell("memory and bounds", len(self._outcomes), len(points), self._front)
         if all(one.state == "refused" for one in self._outcomes.values()):
             reason = self._outcomes[points[0].key].reason
             what = f"none of the {len(points):,} valid points can run: {reason}"
@@ -181,9 +182,9 @@ class Search:
                 known = self._outcomes[point.key]
                 yield point, known if known.figures is None else replace(known, state="excluded", figures=None)
 
-        def tell(phase: str, done: int, most: int, best: Outcome | None) -> None:
+        def tell(phase: str, done: int, most: int, front: Sequence[Outcome]) -> None:
             if phase == SIMULATIONS:
-                self.tell("screening", done, most, best)
+                self.tell("screening", done, most, front)
 
         found = Search(self.space, self.validity, self.objectives, weigh, screen, self.top, tell).run()
         if found.interrupted:
@@ -200,7 +201,7 @@ class Search:
             found = replace(outcome, memory=outcome.memory or weighed.memory, at_bound=weighed.at_bound)
             self._outcomes[point.key] = found
             self._keep(found)
-            self.tell(SIMULATIONS, done, len(ordered), self._best)
+            self.tell(SIMULATIONS, done, len(ordered), self._front)
 
     def _worth_simulating(self, ordered: Iterable[Point]) -> Iterator[Point]:
         """Yield the points that what is found by then does not exclude."""
@@ -219,12 +220,11 @@ class Search:
         return self.objectives.bounds(self._outcomes[point.key])
 
     def _keep(self, outcome: Outcome) -> None:
-        """Keep the scores of a simulated point, if it is one of the best."""
+        """Keep a simulated point, and its scores, if it is one of the best."""
         if outcome.state != "simulated":
             return
         scores = self.objectives.scores(outcome)
-        if self._best is None or scores < self.objectives.scores(self._best):
-            self._best = outcome
+        self._front = self.objectives.front([*self._front, outcome])
         if len(scores) == 1:
             self._scores = sorted([*self._scores, scores])[: self.top]
             return

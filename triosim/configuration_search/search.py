@@ -60,7 +60,8 @@ def search(trace: TraceLike | None = None, *, tell: Tell | None = None, **option
 
     trace: a ``Trace``, the path of one, or the name of a model; None for a ``script``.
     gpus, gpu, topology: also several, in a list: numbers and kinds of GPUs, and clusters to choose from.
-    tell: called with the phase of the search, how many of how many points are done at most, and the best point so far.
+    tell: called with the phase of the search, how many of how many points are done at most, and the best points so far: those
+        that none is better than in all objectives, the best by the first objective first.
 
     Points that do not fit are never timed, the others are simulated in the order of what their steps take at least, until none
     that is left can be better. An interrupt ends it in what is known so far. Raises ``TriosimError`` for whatever is wrong with
@@ -209,5 +210,5 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _silent(phase: str, done: int, most: int, best: Outcome | None) -> None:
+def _silent(phase: str, done: int, most: int, front: Sequence[Outcome]) -> None:
     """Show no progress."""

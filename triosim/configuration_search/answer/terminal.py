@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -19,9 +20,10 @@ from triosim.configuration_search.answer.report import (
     reason_of,
 )
 from triosim.configuration_search.exact import Searched
-from triosim.configuration_search.objectives import Objective
+from triosim.configuration_search.objectives import Objective, Objectives
 from triosim.configuration_search.outcome import Outcome
 from triosim.configuration_search.point import Point
+from triosim.configuration_search.spaces.space import Space
 from triosim.reports.terminal.console import new_console
 from triosim.reports.terminal.tables import facts_table, note_lines, percent, plain_text, spaced, table
 from triosim.units import format_rate, format_time
@@ -85,6 +87,32 @@ def _unshown(found: Searched) -> list[Objective]:
     return [one for one in found.objectives.all if one.name not in ("step-time", "tokens-per-second")]
 
 
+class FrontTable(NamedTuple):
+    """The points of a search that none is better than in all objectives, as a table: the best by the first objective first."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def front_table(space: Space, objectives: Objectives, front: Sequence[Outcome]) -> FrontTable:
+    """Return the ``front`` of a space as a table."""
+    others = [one for one in objectives.all if one.name != "step-time"]
+    return FrontTable(
+        ("point", "step", *(one.title for one in others)),
+        [
+            [space.summary(Point.read(one.key)), format_time(one.figures.step_time_s), *_values(others, one)]
+            for one in front
+            if one.figures is not None
+        ],
+    )
+
+
+def _values(objectives: Sequence[Objective], outcome: Outcome) -> list[str]:
+    assert outcome.figures is not None
+    values = [one.value(outcome.figures, outcome.memory) for one in objectives]
+    return ["" if value is None else f"{value:.4g}" for value in values]
+
+
 def _named(found: Searched) -> list[str]:
     """Return the name of the first objective, if it has no column of its own."""
     return [one.name for one in _unshown(found) if one is found.objectives.all[0]]
@@ -93,8 +121,7 @@ def _named(found: Searched) -> list[str]:
 def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
     figures, memory = outcome.figures, outcome.memory
     assert figures is not None
-    values = [one.value(figures, memory) for one in _unshown(found)]
-    extra = ["" if value is None else f"{value:.4g}" for value in values]
+    extra = _values(_unshown(found), outcome)
     rate = figures.tokens_per_s
     return [
         f"{number}.",

@@ -53,7 +53,7 @@ class SampledSearch:
     _told: dict[str, Scores] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _invalid: Counter[str] = field(default_factory=Counter)
-    _best: Outcome | None = None
+    _front: list[Outcome] = field(default_factory=list)
 
     def run(self) -> Searched:
         """Draw and try points until the budget is spent. Raises ``OptionError`` where no valid point is found."""
@@ -118,10 +118,9 @@ class SampledSearch:
         self._outcomes[attempt.key] = outcome
         scores = self._told[attempt.key] = self._scores_of(outcome)
         self.sampler.tell(self._numbers[attempt.key], scores)
-        if outcome.state == "simulated" and (self._best is None or scores < self.objectives.scores(self._best)):
-            self._best = outcome
+        self._front = self.objectives.front([*self._front, outcome])
         total = max(self.budget.points or 0, len(self._outcomes))
-        self.tell("points", len(self._outcomes), total, self._best)
+        self.tell("points", len(self._outcomes), total, self._front)
 
     def _scores_of(self, outcome: Outcome) -> Scores:
         """Return what is told of a point."""
