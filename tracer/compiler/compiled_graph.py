@@ -17,6 +17,7 @@ from triosim.tracer.compiler.buffer_reuse import Reuse, reused_buffers
 from triosim.tracer.compiler.graph_kernels import KernelLaunch, NodeCall, Place, kernels_of
 from triosim.tracer.contents import storage_contents
 from triosim.tracer.device.dispatch_mode import DeviceMode
+from triosim.tracer.device.operators.attention import note_mask
 from triosim.tracer.recorder.compiled_code import CompiledLayer, InlinedModule
 from triosim.tracer.recorder.device_tensors import on_device
 
@@ -165,6 +166,7 @@ class CompiledGraph:
         with self._mode.muted():
             made = tree_map_only(torch.Tensor, _empty, node.meta["val"])
         reads = [one for one in given if isinstance(one, torch.Tensor)]
+        note_mask(self._mode, given)
         self._mode.recorder.operator(node.target.name(), {}, reads, tree_leaves(made))  # type: ignore[union-attr]
         return made
 

@@ -18,6 +18,8 @@ from triosim.tracer.patches import Patches
 from triosim.tracer.steps import class_name, module_hooks, unwrapped
 
 _WRAPPERS = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod)(?=\.|$)")
+#: Modules of the compiler's own hold parts of a model that it divides, as by the buckets of DDP.
+_COMPILER = ("torch._dynamo.", "torch.fx.")
 _DATA_PARALLEL = frozenset(("DistributedDataParallel", "DataParallel"))
 
 
@@ -68,7 +70,8 @@ class ModulePaths:
         if not self.active:
             self._learn(module)
             self._entered(module, arguments)
-        self.active.append(self.path(module))
+        is_compilers = type(module).__module__.startswith(_COMPILER) and module not in self._paths
+        self.active.append(self.active[-1] if is_compilers and self.active else self.path(module))
 
     def _after(self, module: nn.Module, arguments: Any, *others: Any) -> None:
         self.active.pop()

@@ -10,6 +10,7 @@ Flex attention is recorded as one operator, as its compiled kernel is, and its b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -165,6 +166,14 @@ def _flex(mode: DeviceMode, original: Any) -> Any:
     def flex(self: Any, query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
         if not hasattr(query, "fake_device") or TracingContext.try_get() is not None:
             return original(self, query, key, value, *others, **options)
+        note_mask(mode, others)
         return Flex.apply(query, key, value)  # type: ignore[no-untyped-call]
 
     return flex
+
+
+def note_mask(mode: DeviceMode, given: Iterable[Any]) -> None:
+    """Say that a mask of flex attention with several blocks, among what it was called with, makes nothing faster here."""
+    blocks = [one for mask in given if isinstance(mask, tuple) for one in mask if isinstance(one, torch.Tensor)]
+    if any(one.numel() > 1 for one in blocks):
+        mode.recorder.note("flex attention computes all blocks of its scores: which ones its mask skips is not known")
