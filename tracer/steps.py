@@ -1,6 +1,7 @@
 """Detects the training steps of a script by PyTorch's global hooks, and what trains in them: optimizers, model, batch size.
 
-A step ends when the optimizer that was called first returns from ``step()``. What the script does next (printing the loss,
+A step ends when the optimizer that was called first returns from ``step()``, or, where each call steps some of its groups of
+parameters, from the last of these calls. What the script does next (printing the loss,
 ``zero_grad``, the next batch) belongs to the next step. Several backward passes before one call of the optimizer are one step.
 """
 
@@ -11,13 +12,17 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol
 
+from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import required
 
 if TYPE_CHECKING:
     import torch
 
+#: Groups of parameters, by the ids of these.
+_Groups = set[tuple[int, ...]]
 _DEEPEST = 4  #: Objects in objects that are searched for a batch.
 #: The function of ``torch/distributed/checkpoint/state_dict.py`` that calls an optimizer to allocate what it is to load.
 _INITIALISES = "_init_optim_state"
@@ -117,6 +122,37 @@ class StepObservations:
         self._calls = {}
 
 
+class GroupsOfParameters:
+    """How many groups of parameters optimizers were given, and those that were stepped since their last whole step.
+
+    A step may be several calls of ``step()``, of other groups each: so DeepSpeed's ZeRO-1 and 2 step theirs.
+    """
+
+    def __init__(self) -> None:
+        self._given: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Groups] = weakref.WeakKeyDictionary()
+
+    def added(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the groups that an optimizer has after one was added."""
+        self._given[optimizer] = len(optimizer.param_groups)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Note that the groups that an optimizer has now were stepped, and return whether all were that it was given.
+
+        One that is stepped again before all were shows that there are no others any more.
+        """
+        before = self._stepped.pop(optimizer, set())
+        if len(optimizer.param_groups) >= self._given.get(optimizer, 0):
+            return True
+        now = {tuple(map(id, group["params"])) for group in optimizer.param_groups}
+        if now & before:
+            self._given[optimizer], before = len(before), set()
+        if len(before | now) >= self._given[optimizer]:
+            return True
+        self._stepped[optimizer] = before | now
+        return False
+
+
 class StepCounter:
     """Counts steps, and tells an observer of ``steps`` of them after the first ``skip``.
 
@@ -174,6 +210,7 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], observed: Ste
     import torch
 
     running: list[torch.optim.Optimizer] = []
+    groups = GroupsOfParameters()
 
     def begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         running.append(optimizer)
@@ -187,11 +224,21 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], observed: Ste
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():  # it runs when the graph is replayed
             return
+        if not groups.stepped(optimizer):
+            return
         if observed.stepped(optimizer):
             observed.step_over()
             over(optimizer)
 
-    with optimizer_hooks(begins, ends):
+    add = torch.optim.Optimizer.add_param_group
+
+    @wraps(add)
+    def add_param_group(self: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
+        add(self, *args, **options)  # type: ignore[no-untyped-call]
+        groups.added(self)
+
+    with Patches() as patches, optimizer_hooks(begins, ends):
+        patches.make([Patch(torch.optim.Optimizer, "add_param_group", add_param_group)])
         yield
 
 

@@ -145,5 +145,29 @@ def test_megatron_core_sends_the_tokens_that_are_drawn(tmp_path: Path, routing: 
         assert all(one == [256] * 4 for one in sent) is (routing == "balanced")
 
 
+@pytest.mark.parametrize("routing", ["balanced", "zipf=1.2,seed=3"])
+@pytest.mark.parametrize("choices", [1, 2, 4])
+def test_deepspeed_sends_the_tokens_that_are_drawn(tmp_path: Path, choices: int, routing: str) -> None:
+    """Without dropping tokens it pads each expert's rows to those of the busiest one on any rank."""
+    script = (str(SCRIPTS / "deepspeed_experts.py"), "--choices", str(choices), "--keep")
+    found = run(
+        "deepspeed", tmp_path, "--routing", routing, "--ranks", "all", "--", "deepspeed", "--num_gpus", "4", *script
+    )
+    agrees(found, 4 * 4)
+    lines = re.findall(r"^rank (\d) layer (\d) counts (\[.+\]) of (\d+)$", found.printed, re.MULTILINE)
+    assert len(lines) == 4 * 4 * 2  # ranks, steps, layers
+    tokens, experts, width, bf16 = 4 * 128, 8, 256, 2
+    sent = set()
+    for layer in "01":
+        by_rank = [[one for one in lines if one[:2] == (rank, layer)] for rank in "0123"]
+        for ranks in zip(*by_rank, strict=True):
+            counts = [ast.literal_eval(one[2]) for one in ranks]
+            assert all(sum(one) == tokens * choices for one in counts)
+            assert {int(one[3]) for one in ranks} == {max(map(max, counts))}
+            assert (len({count for one in counts for count in one}) == 1) is (routing == "balanced")
+            sent.add(experts * int(ranks[0][3]) * width * bf16)
+    assert {one["bytes"] for one in found.result["collectives"] if one["kind"] == "all_to_all"} <= sent
+
+
 def test_each_environment_names_the_version_that_it_was_tested_with() -> None:
     assert all("==" in package for packages in PACKAGES.values() for package in packages)

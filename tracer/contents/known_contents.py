@@ -153,6 +153,8 @@ class KnownContents:
         results = made or changed
         if len(results) != 1:
             return _NOTHING
+        if name == "masked_fill" and all(map(is_known, needed[1:])):
+            return _mask_of_filled(*needed[:2])
         if name in _JOINED:
             return _mask_of_joined(needed, lambda masks: info.function(masks, *args[1:], **kwargs))
         return _mask_by_element(needed, results[0])
@@ -172,6 +174,16 @@ def _mask_of_joined(needed: Sequence[torch.Tensor], join: Callable[[list[torch.T
             for one, part in zip(needed, parts, strict=True)
         ]
         return join(masks)
+
+
+def _mask_of_filled(tensor: torch.Tensor, filled: torch.Tensor) -> Any:
+    """Return which elements of a tensor are known of which those are ``filled``, known, with a known number."""
+    part, places = known_part(tensor), storage_contents.of(filled)
+    assert places is not None
+    with torch._C._DisableTorchDispatch():
+        mask = places.expand(torch.broadcast_shapes(tensor.shape, places.shape))
+        mask = mask.clone() if part is None or part[1] is None else mask | part[1]
+        return mask if mask.any() else _NOTHING
 
 
 def _mask_by_element(needed: Sequence[torch.Tensor], result: torch.Tensor) -> Any:

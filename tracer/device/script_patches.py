@@ -9,6 +9,7 @@ import importlib
 import inspect
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import wraps
@@ -22,6 +23,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import profiler as autograd_profiler
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
 from triosim.tracer.contents import storage_contents
@@ -32,6 +34,7 @@ from triosim.tracer.surroundings.after_imports import AfterImport, AfterImports
 from triosim.tracer.surroundings.file_overlay import FileOverlay
 
 _torchvision: list[Any] = []
+_DATA: Any = torch.Tensor.data
 
 
 def install(
@@ -100,7 +103,7 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(torch._C, "_set_warn_deprecated_on_mutable_data_ptr", lambda tensor: None, missing="leave")
     yield from addresses.patches()
     yield from tensor_types.patches()
-    yield Patch(tensor, "data", _data())
+    yield Patch(tensor, "data", property(_DATA.__get__, _assign))
     yield Patch(tensor, "pin_memory", lambda self, device=None: self)
     yield Patch(tensor, "is_pinned", lambda self, device=None: False)
     yield Patch(tensor, "record_stream", lambda self, stream: None)
@@ -129,42 +132,50 @@ def _swap(fake_mode: FakeTensorMode) -> Any:
     """Return a ``swap_tensors`` that works on fake tensors: PyTorch's refuses those with weak references, where it sees any.
 
     ``FakeTensorMode`` keeps some to each fake tensor that it made from another one, to return the same one again.
+    Where it stands for an assignment, the first keeps the attributes that the script gave it, as on a GPU.
     """
     original = torch.utils.swap_tensors
     converter = fake_mode.fake_tensor_converter.meta_converter
+    fake = FakeTensor(fake_mode, torch.empty(0, device="meta"), torch.device("cpu"))
+    own = {*vars(fake), "_is_param"}  # of PyTorch
 
     def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
         converter.tensor_memo.clear()
         converter.describer.lookup_tensor.clear()
+        assigns = sys._getframe(1).f_code in _ASSIGNING and not is_traceable_wrapper_subclass(second)
+        kept = {
+            name: value for name, value in vars(first).items() if name not in own and not name.startswith("_triosim")
+        }
         original(first, second)  # type: ignore[no-untyped-call]
+        if assigns:
+            vars(first).update(kept)
 
     return swap_tensors
 
 
-def _data() -> property:
-    """Return ``Tensor.data``, to which a tensor of another device may be assigned, as PyTorch allows for real ones.
+def _assign(self: torch.Tensor, value: torch.Tensor) -> None:
+    """Assign ``Tensor.data``; of another device too, as PyTorch allows for real tensors.
 
     A real tensor cannot become fake in place, nor a fake one real: its object is swapped with one that is, as modules do.
     """
-    original: Any = torch.Tensor.data
+    fake = isinstance(self, FakeTensor), isinstance(value, FakeTensor)
+    if fake[0] == fake[1]:
+        _DATA.__set__(self, value)
+        if fake[0]:
+            self.fake_device = value.fake_device  # type: ignore[attr-defined]
+        return
+    with torch.no_grad():
+        made = value.detach()
+        if isinstance(self, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=self.requires_grad)
+        else:
+            made.requires_grad_(self.requires_grad)
+    made.grad = None if self.grad is None or self.grad.device != made.device else self.grad
+    torch.utils.swap_tensors(self, made)  # type: ignore[no-untyped-call]
 
-    def assign(self: torch.Tensor, value: torch.Tensor) -> None:
-        fake = isinstance(self, FakeTensor), isinstance(value, FakeTensor)
-        if fake[0] == fake[1]:
-            original.__set__(self, value)
-            if fake[0]:
-                self.fake_device = value.fake_device  # type: ignore[attr-defined]
-            return
-        with torch.no_grad():
-            made = value.detach()
-            if isinstance(self, torch.nn.Parameter):
-                made = torch.nn.Parameter(made, requires_grad=self.requires_grad)
-            else:
-                made.requires_grad_(self.requires_grad)
-        made.grad = None if self.grad is None or self.grad.device != made.device else self.grad
-        torch.utils.swap_tensors(self, made)  # type: ignore[no-untyped-call]
 
-    return property(original.__get__, assign)
+#: What swaps tensors here where PyTorch assigns to one.
+_ASSIGNING = frozenset((torch.nn.Module._apply.__code__, _assign.__code__))
 
 
 def _resize(recorder: Recorder) -> Any:

@@ -12,6 +12,7 @@ from typing import Any  # noqa: E402
 from torch import nn  # noqa: E402
 
 from triosim.errors import CaptureWarning  # noqa: E402
+from triosim.tracer.contents import storage_contents  # noqa: E402
 from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -116,3 +117,10 @@ def test_drawing_until_all_lie_between_bounds_ends(where: str) -> None:
 @pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
 def test_that_all_are_finite_stays_true_however_often_it_is_asked() -> None:
     assert all(bool(torch.rand(3, device="cuda").isfinite().all()) for _ in range(200))
+
+
+def test_what_a_known_mask_fills_is_known_of_unknown_numbers() -> None:
+    filled = torch.rand(2, 2, device="cuda").masked_fill(on_gpu([True, False], [False, False]), 7.0)
+    assert filled[0, 0].item() == 7.0
+    assert storage_contents.is_known(filled[0, 0])
+    assert not storage_contents.is_known(filled[0, 1])

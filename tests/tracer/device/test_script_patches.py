@@ -268,3 +268,19 @@ def test_data_of_another_device_moves_a_tensor_that_others_refer_to() -> None:
         parameter.data = parameter.data.cuda()
         assert parameter.device.type == "cuda"
         assert all(one is parameter for one in held[3])
+
+
+@pytest.mark.parametrize("size", [4, 2048])  # of real and of fake tensors on the host
+def test_a_parameter_keeps_what_is_noted_of_it_when_it_moves(size: int) -> None:
+    """DeepSpeed and Megatron note of a parameter over which ranks its gradient is reduced."""
+    with FakeDevice("H100-SXM"):
+        layer = nn.Linear(size, size)
+        noted: Any = layer.weight
+        noted.allreduce, noted._partition = False, 3
+        for move in (layer.cuda, layer.bfloat16, layer.cpu, lambda: layer.to("cuda")):
+            move()
+            assert layer.weight is noted
+            assert (noted.allreduce, noted._partition) == (False, 3)
+        noted.data = noted.data.cpu()
+        assert (noted.allreduce, noted.device.type, noted.shape) == (False, "cpu", (size, size))
+        assert not hasattr(layer.bias, "allreduce")

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from triosim.extrapolators.expert.expert_loads import LoadDistribution
 from triosim.tracer.contents import storage_contents
-from triosim.tracer.contents.drawn_experts import DrawnExperts, Routed
+from triosim.tracer.contents.drawn_experts import DrawnExperts, Routed, Taken
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.device_tensors import on_device
@@ -78,8 +78,9 @@ class RouterOperators:
         tokens = scores.shape[:-1]
         asked = Routed(self._modules.path(router), math.prod(tokens), scores.shape[-1], count)
         again = torch._C._current_graph_task_id() != -1  # activations that were not kept are computed again
+        rank, without = _drawing_rank(router, self._rank), _without(scores)
         with torch._C._DisableTorchDispatch():
-            drawn = self.drawn.draw(asked, _drawing_rank(router, self._rank), trains=router.training, again=again)
+            drawn = self.drawn.draw(asked, rank, trains=router.training, again=again, without=without)
             experts = torch.from_numpy(drawn)
         indices = scores.new_empty((*tokens, *last), dtype=torch.int64)
         storage_contents.write(indices, experts, most=storage_contents.MOST_DRAWN)
@@ -98,6 +99,16 @@ def _are_scores(tensor: torch.Tensor, dim: int) -> bool:
     """Whether a tensor may hold a score for each token and expert, which nobody knows."""
     last = dim in (-1, tensor.dim() - 1)
     return last and tensor.dim() > 1 and tensor.is_floating_point() and on_device(tensor) and tensor.numel() > 0
+
+
+def _without(scores: torch.Tensor) -> Taken | None:
+    """Return which experts tokens cannot have, as their scores are less than all numbers: those that they have already."""
+    part = storage_contents.known_part(scores)
+    if part is None or part[1] is None:
+        return None
+    with torch._C._DisableTorchDispatch():
+        found: Taken = (part[1] & part[0].eq(-math.inf)).flatten(0, -2).numpy()
+        return found
 
 
 def _drawing_rank(router: nn.Module, rank: int) -> int:

@@ -86,6 +86,28 @@ def test_a_tokens_experts_are_different_ones() -> None:
         assert all(len(set(one)) == 2 and all(0 <= expert < EXPERTS for expert in one) for one in chosen)
 
 
+def second_of_two(scores: Any) -> Any:
+    """A token's experts one after another, as DeepSpeed's gate of two does it."""
+    first = scores.argmax(-1)
+    others = scores.masked_fill(nn.functional.one_hot(first, EXPERTS).bool(), float("-inf"))
+    return torch.stack([first, others.argmax(-1)], -1)
+
+
+@pytest.mark.parametrize("text", ["balanced", "consecutive", "uniform", "zipf=1.2,seed=3"])
+def test_an_expert_that_is_chosen_after_another_one_is_not_that_one(text: str) -> None:
+    with device_of(text):
+        chosen = Router(second_of_two).cuda()(tokens()).tolist()
+    assert all(len(set(one)) == 2 for one in chosen)
+    found = [[one[choice] for one in chosen] for choice in (0, 1)]
+    popular = [max(range(EXPERTS), key=one.count) for one in found]
+    if text == "zipf=1.2,seed=3":
+        assert popular[0] == popular[1]  # one likelihood for both
+        assert [one.count(popular[0]) / TOKENS for one in found] == pytest.approx([0.44, 0.29], rel=0.1)
+    elif text != "uniform":
+        assert all(one.count(expert) == TOKENS // EXPERTS for one in found for expert in range(EXPERTS))
+        assert {(one[1] - one[0]) % EXPERTS for one in chosen} == {EXPERTS // 2 if text == "balanced" else 1}
+
+
 def test_each_seed_rank_layer_and_call_draws_its_own_and_again_the_same() -> None:
     first, second = counts("zipf=1.2,seed=3", calls=2)
     assert [first, second] == counts("zipf=1.2,seed=3", calls=2)
