@@ -117,3 +117,41 @@ def test_the_table_shows_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_launch_file_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["advise", MODEL]) == 2
     assert "Missing option '--like'; give a launch file" in capsys.readouterr().err
+
+
+ARGUMENTS = {"output_dir": "out", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "bf16": True}
+ACCELERATE = "accelerate launch --use_fsdp --fsdp_version 2 --num_processes 8 --mixed_precision bf16 train.py\n"
+MEGATRON = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 32 --bf16 --seq-length 512\n"
+)
+ZERO = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, "bf16": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "change", "edits"),
+    [
+        ("job.json", json.dumps(ARGUMENTS, indent=1), "compiled", ["job.json: add torch_compile true"]),
+        (
+            *("job.json", json.dumps(ARGUMENTS, indent=1), "micro-batch size 1 -> 2"),
+            ["job.json:3: per_device_train_batch_size: write 2", "job.json:4: gradient_accumulation_steps: write 2"],
+        ),
+        ("job.sh", ACCELERATE, "compiled", ["job.sh: add --dynamo_backend INDUCTOR"]),
+        ("job.sh", MEGATRON, "micro-batch size 1 -> 2", ["job.sh:1: --micro-batch-size: write 2"]),
+        ("job.sh", MEGATRON, "recompute none -> selective", ["job.sh: add --recompute-granularity selective"]),
+        (
+            *("job.json", json.dumps(ZERO, indent=1), "micro-batch size 1 -> 2"),
+            ["job.json:2: train_micro_batch_size_per_gpu: write 2", "job.json:3: gradient_accumulation_steps: write 2"],
+        ),
+    ],
+)
+def test_the_lines_of_each_kind_of_file(
+    name: str, text: str, change: str, edits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An argument is added as one, a key as the file has them; of transformers only what it has keys for is advised."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    job = ("--like", name, "--gpus", "8", "--gpu", "H100", "--seq", "512", "-q", "-o", "advice.json")
+    assert cli.run(["advise", MODEL, *job]) == 0
+    found: dict[str, Any] = json.loads(Path("advice.json").read_text(encoding="utf-8"))
+    assert of(found, change)["edits"] == edits
+    assert all(": " in edit for one in found["found"] for edit in one["edits"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from triosim.config import Option
+from triosim.config.stacks import STACKS
 from triosim.launch_files.correspondence import Correspondence, Framework, Given, Settings, switches
 from triosim.launch_files.job import Job
 
@@ -83,8 +84,25 @@ def _read_stack(given: Given) -> Settings:
     return {"stack": "compiled" if given[_COMPILE.name] else "eager", "optimizer": _OPTIMIZERS[name]}
 
 
-def _write_nothing(job: Job) -> Settings:
-    return {}
+def _write_data(job: Job) -> Settings:
+    if job.size("fsdp") > 1:
+        return {_FSDP.name: "shard_grad_op" if job.get("options.reshard") == "no" else "full_shard"}
+    bucket = job.settings.get("bucket_size")
+    return {_BUCKET.name: None if bucket is None else int(bucket) // 2**20}
+
+
+def _write_dtypes(job: Job) -> Settings:
+    dtype = job.settings.get("dtype")
+    return {_BF16.name: True if dtype == "bfloat16" else None, _FP16.name: True if dtype == "float16" else None}
+
+
+def _write_stack(job: Job) -> Settings:
+    if not job.model.described:
+        return {}
+    stack = STACKS[job.get("stack")]
+    optimizer = job.get("optimizer") or stack.optimizer
+    name = next((theirs for theirs, ours in _OPTIMIZERS.items() if ours == optimizer), None)
+    return {_COMPILE.name: True if stack.name == "compiled" else None, _OPTIMIZER.name: name}
 
 
 TRAINER = Framework(
@@ -95,21 +113,18 @@ TRAINER = Framework(
             "`micro_batch_size`, `micro_batches`",
             (_MICRO, _STEPS),
             lambda given: {"micro_batch_size": given[_MICRO.name], "micro_batches": given[_STEPS.name]},
-            _write_nothing,
+            lambda job: {_MICRO.name: job.micro_batch_size, _STEPS.name: job.micro_batches},
         ),
         Correspondence(
-            "`ddp`, `fsdp`, `reshard`, `bucket_size`",
-            (_FSDP, _BUCKET, _UNIT_AGAIN, _RESHARD),
-            _read_data,
-            _write_nothing,
+            "`ddp`, `fsdp`, `reshard`, `bucket_size`", (_FSDP, _BUCKET, _UNIT_AGAIN, _RESHARD), _read_data, _write_data
         ),
-        Correspondence("`dtype`, `precision`", (_BF16, _FP16), _read_dtypes, _write_nothing),
-        Correspondence("`stack`, `optimizer`", (_COMPILE, _OPTIMIZER), _read_stack, _write_nothing),
+        Correspondence("`dtype`, `precision`", (_BF16, _FP16), _read_dtypes, _write_dtypes),
+        Correspondence("`stack`, `optimizer`", (_COMPILE, _OPTIMIZER), _read_stack, _write_stack),
         Correspondence(
             "`recompute`",
             (_AGAIN, _AGAIN_TOO),
             lambda given: {"recompute": "checkpoint"} if given[_AGAIN.name] or given[_AGAIN_TOO.name] else {},
-            _write_nothing,
+            lambda job: {_AGAIN.name: True if job.get("recompute") == "checkpoint" else None},
         ),
     ),
     unmodelled=(

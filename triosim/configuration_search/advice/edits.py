@@ -11,12 +11,15 @@ from triosim.errors import TriosimError
 from triosim.launch_files.correspondence import Entry, Framework, Reading
 from triosim.launch_files.job import SIZES, Job, job_of, options_of
 from triosim.launch_files.reading import LaunchFile
+from triosim.launch_files.trainer import TRAINER
 from triosim.launch_files.writing import WRITERS, Exported, differences
 
 
 def framework_of(launch: LaunchFile) -> Framework | None:
     """Return the framework of a launch file whose keys can be written; None where there is none."""
-    return next((WRITERS[name][0] for name in reversed(launch.frameworks) if name in WRITERS), None)
+    known = {name: framework for name, (framework, _) in WRITERS.items()}
+    found = next((known[name] for name in reversed(launch.frameworks) if name in known), None)
+    return TRAINER if found is None and TRAINER.name in launch.frameworks else found
 
 
 def is_expressible(framework: Framework, before: Exported, after: Exported) -> bool:
@@ -49,10 +52,24 @@ def edits(framework: Framework, launch: LaunchFile, before: Job, after: Job) -> 
                 else f"{place}: give it"
             )
         elif value is not None:
-            yield f"{launch.path}: add {'--' if framework.arguments else ''}{key} {shown}".rstrip()
+            yield _added(framework, launch, key, value)
     if not wanted:
         said = sorted(_changed(before, after) & framework.of_script)
         yield from (f"the training script: {name} {after.get(name)}" for name in said)
+
+
+def _added(framework: Framework, launch: LaunchFile, key: str, value: Any) -> str:
+    """Return what to add to the file that has a framework's keys: a key, or an argument where those are arguments."""
+    places = [place for name, place in launch.lines.items() if name in framework.keys]
+    path, _, label = places[-1].rpartition(": ") if places else (launch.path, "", "")
+    head, _, line = path.rpartition(":")
+    path = head if head and line.isdigit() else path
+    if framework.arguments:
+        return f"{path}: add --{key} {_shown(framework, value)}".rstrip()
+    if label.startswith("--"):  # accelerate's launcher calls them as its sections do, the Trainer as they are
+        said = value if isinstance(value, str) else json.dumps(value)
+        return f"{path}: add --{key.rpartition('.')[2]} {said}"
+    return f"{path}: add {key} {json.dumps(value)}"
 
 
 def _shown(framework: Framework, value: Any) -> str:
