@@ -55,9 +55,11 @@ _DGX_2 = NodeMemories(
 )
 # Two Xeon E5-2698 v4 with 4 channels of DDR4-2133 each, and four PCIe switches; its drives are SATA (DGX-1 user guide).
 _DGX_1 = NodeMemories(HostLink(12.5 * GB, US, gpus_per_link=2, gpus_per_host=4), _dram(0.256, 68.25))
-# A Grace with 480 GB of LPDDR5X, 512 GB/s peak, for one GPU or two; NVLink-C2C 450 GB/s peak (NVIDIA Grace CPU data sheet).
+# A Grace with 480 GB of LPDDR5X, 512 GB/s peak, for one GPU or two; NVLink-C2C 450 GB/s peak (NVIDIA Grace CPU data sheet). A
+# tray of two Graces has four E1.S drives (NVIDIA, enterprise reference architecture of the NVL72; DGX GB200 user guide,
+# "Storage"); that each is like one of a DGX H100's is an assumption.
 _GRACE = NodeMemories(HostLink(450 * GB, US), _dram(0.48, 512))
-_GRACE_PAIR = NodeMemories(HostLink(225 * GB, US, gpus_per_host=2), _dram(0.48, 512))
+_GRACE_PAIR = NodeMemories(HostLink(225 * GB, US, gpus_per_host=2), _dram(0.48, 512), _drives(2 * 3.84, 12.5, 8))
 # A desktop: two channels of DDR5-5600 and a PCIe 4 x4 drive (Samsung 990 PRO data sheet: 7.45 and 6.9 GB/s).
 _DESKTOP = NodeMemories(None, _dram(0.128, 89.6), _drives(2, 7.45, 6.9))
 

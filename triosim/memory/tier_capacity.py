@@ -23,7 +23,8 @@ def check_tiers(offload: Offload, memory: WorldMemory, topology: Topology) -> No
         host = topology.memory_of(0, "host") or ""
         if host not in topology.memories or topology.memories[host].port is None:
             what = f"the bandwidth of {topology.name}'s host memory is not known, at which its CPUs would update parameters"
-            fix = "say it, as in 'dgx-h20(host_memory={capacity: 2 TB, bandwidth: 400 GB/s})'"
+            name = "dgx-h20" if topology.preset is None else topology.preset.name
+            fix = f"say it, as in '{name}(host_memory={{capacity: 2 TB, bandwidth: 400 GB/s}})'"
             raise OptionError(what, where=_WHERE, fix=fix)
 
 
@@ -55,4 +56,4 @@ def _check_held(held: Mapping[str, float], topology: Topology, what: str) -> Non
         if nbytes > capacity:
             asked, has = format_bytes(nbytes), format_bytes(capacity)
             fix = "offload less, use more nodes, or give a topology with more"
-            raise OptionError(f"{asked} are offloaded to {node}, and this {what} holds {has}", where=_WHERE, fix=fix)
+            raise OptionError(f"{asked} are offloaded to {node} ({what}), which has {has}", where=_WHERE, fix=fix)

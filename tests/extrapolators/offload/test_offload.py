@@ -283,7 +283,7 @@ SMALL_POOL = (
         ),
         (
             ["-p", "fsdp=2", "--offload", "optimizer=host,parameters=pool", "-t", SMALL_POOL],
-            "16.1 GB are offloaded to pool0, and this memory pool holds 16.0 GB",
+            "16.1 GB are offloaded to pool0 (memory pool), which has 16.0 GB",
         ),
     ],
 )
@@ -303,7 +303,7 @@ def test_memory_alone_checks_what_the_memory_of_the_topology_can_take(capsys: py
     for capacity, status in (("32 GB", 2), ("33 GB", 0)):
         topology = f"dgx-h100(host_memory={{capacity: {capacity}, bandwidth: 400 GB/s}})"
         assert run([*asked, both, "-t", topology, "-q"]) == status
-    assert "32.1 GB are offloaded to host0, and this host memory holds 32.0 GB" in capsys.readouterr().err
+    assert "32.1 GB are offloaded to host0 (host memory), which has 32.0 GB" in capsys.readouterr().err
     assert run([*asked, "optimizer=host,parameters=pool", "-q"]) == 2
     assert "dgx-h100 has no memory pool; give a topology that has it" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,6 +90,18 @@ def test_each_node_and_each_superchip_has_its_own_host() -> None:
     assert [nodes.memory_of(gpu, "nvme") for gpu in (0, 3, 4, 8)] == ["nvme0", "nvme0", "nvme1", "nvme2"]
     assert nodes.memory_of(0, "expansion") is None
     assert nodes.memories["host0"].capacity == 1e12
+
+
+@pytest.mark.parametrize("preset", ["dgx-a100", "dgx-h100", "gb200-nvl72", "workstation"])
+def test_presets_of_servers_and_a_workstation_know_a_hosts_memory_its_drives_and_the_link_to_it(preset: str) -> None:
+    topology = Topology.load(preset)
+    host, drives = topology.memory_of(0, "host"), topology.memory_of(0, "nvme")
+    assert host is not None
+    assert drives is not None
+    assert all(0 < topology.memories[one].capacity < math.inf for one in (host, drives))
+    assert topology.memories[host].port is not None
+    assert 0 < topology.latency_and_bandwidth(0, host)[1] < math.inf
+    assert topology.latency_and_bandwidth(drives, host) != topology.latency_and_bandwidth(host, drives)
 
 
 def test_a_file_of_nodes_and_links_says_what_memories_they_are() -> None:
