@@ -101,6 +101,18 @@ def test_accelerate_launch_with_its_file_and_the_one_of_deepspeed(tmp_path: Path
     assert (found["parallel"], found["gpus"], found["micro_batch_size"]) == ("fsdp", 16, 2)
 
 
+def test_what_nobody_fills_in_is_left_open(tmp_path: Path) -> None:
+    """A file of DeepSpeed for the Trainer, by itself: its dtype is read as bf16, and said to be open, as its batch is."""
+    zero = {"stage": 3, "overlap_comm": True}
+    auto = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    found = read(tmp_path, "ds.json", json.dumps({**auto, "zero_optimization": zero}))
+    assert found.options["dtype"] == "bfloat16"
+    assert {"dtype", "micro_batch_size"} < {*found.unsaid}
+    half = read(tmp_path, "ds.json", json.dumps({**auto, "zero_optimization": zero, "fp16": {"enabled": True}}))
+    assert half.options["dtype"] == "float16"
+    assert "dtype" not in half.unsaid
+
+
 @pytest.mark.parametrize(
     ("text", "policy"),
     [

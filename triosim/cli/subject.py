@@ -153,7 +153,7 @@ def _note_what_is_unsaid(found: Any, model: Any, said: Mapping[str, Any]) -> Non
         if name in said or (batched and name in ("micro_batches", "micro_batch_size")):
             continue
         usual = {"seq": model.size("sequence"), "micro_batch_size": 1, "micro_batches": 1}
-        value = usual.get(name, option_named(name).default)
+        value = found.options.get(name, usual.get(name, option_named(name).default))
         shown.append(f"{option_named(name).where} ({value if value is not None else 'as the stack has it'})")
     if shown:
         text = f"does not say {', '.join(shown)}: give what the training script does"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,12 @@ _FILLED = {
     "fp16.enabled": "fp16",
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
+}
+#: What is left open where such a key is "auto" and nobody is known to fill it in.
+_OPEN = {
+    "bf16.enabled": "dtype",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "micro_batches",
 }
 #: Arguments by which a script's are told from those of others.
 _MEGATRONS = frozenset({"tensor-model-parallel-size", "micro-batch-size", "num-layers", "pipeline-model-parallel-size"})
@@ -74,7 +80,9 @@ def read_launch_file(path: str, model: ModelSizes, *, ignore_unknown: bool = Fal
     readings = _Readings(model, ignore_unknown)
     readings.read(path)
     frameworks = tuple(one.name for one in readings.frameworks)
-    unsaid = {name for one in readings.frameworks for name in one.of_script} - readings.settings.keys()
+    unsaid = {
+        name for one in readings.frameworks for name in one.of_script
+    } - readings.settings.keys() | readings.left_open
     return LaunchFile(
         *(path, frameworks, options_of(readings.settings), tuple(readings.ignored), readings.entries),
         unsaid=tuple(sorted(unsaid)),
@@ -91,7 +99,9 @@ class _Readings:
         self.entries: dict[str, Entry] = {}
         self.frameworks: tuple[Framework, ...] = ()
         self._read: set[str] = set()
+        self.left_open: set[str] = set()
         self._trainer: Mapping[str, Entry] = {}
+        self._is_named = False
 
     def read(self, path: str) -> None:
         """Read a file of any kind, once."""
@@ -141,8 +151,21 @@ class _Readings:
             written = {name.partition(".")[2]: entry for name, entry in own.items()}
             self._take(DEEPSPEED, path, _filled(written, self._trainer))
         elif other is not None and isinstance(other.value, str) and other.value not in ("", "none"):
+            self._is_named = True
             self.read(str(Path(path).parent / other.value))
+        elif framework is DEEPSPEED and not self._is_named:
+            entries = self._with_open(entries)
         self._take(framework, path, _filled(entries, self._trainer) if framework is DEEPSPEED else entries)
+
+    def _with_open(self, entries: dict[str, Entry]) -> dict[str, Entry]:
+        """Note what is "auto" in a file of DeepSpeed that no other names, and read its dtype as bf16, unless it is fp16."""
+        auto = {name for name in _OPEN if name in entries and entries[name].value == "auto"}
+        half = entries.get("fp16.enabled")
+        if "bf16.enabled" in auto and half is not None and half.value is True:
+            auto.remove("bf16.enabled")
+        self.left_open |= {_OPEN[name] for name in auto}
+        filled = {name: replace(entries[name], value=True) for name in auto & {"bf16.enabled"}}
+        return {**entries, **filled}
 
     def _command(self, text: str, path: str) -> None:
         command = launch_command(text, path, self._refuse)
