@@ -26,6 +26,21 @@ for step in range(20):
     optimizer.zero_grad()
     torch.save(model.state_dict(), "weights.pt")
 """
+#: Every rank has a process of its own.
+DISTRIBUTED = """\
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(40):
+    model(torch.randn(8 + rank, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.save(model.state_dict(), "weights.pt")
+"""
 _SEARCH = "search gpt2 --layers 1 --gpu H100 --gpus 4 --global-batch-size 4 --vary tp=1,2 --vary micro_batch_size=1,2"
 #: The command to kill, by name; ``S`` is a script that needs PyTorch.
 COMMANDS = {
@@ -35,6 +50,12 @@ COMMANDS = {
     "capture": "capture --fake --world 2 -q -o out.json train.py",
     "convert": "convert large.json out.json.gz",
     "report": "report result.json -o out.html",
+}
+#: Commands that work in several processes, of which one is killed.
+WITH_WORKERS = {
+    "search": "search gpt2 --gpu H100 --gpus 32 --global-batch-size 64 --jobs 3 --study out.db -o out.json",
+    "run": "run --world 2 --ranks all --gpu H100 -o out.json distributed.py",
+    "capture": "capture --fake --world 2 -q -o out.json distributed.py",
 }
 NEED_TORCH = ("run", "capture")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -49,6 +70,7 @@ PATIENCE = 10.0
 def prepare(folder: Path) -> None:
     """Write what the commands read."""
     (folder / "train.py").write_text(SCRIPT)
+    (folder / "distributed.py").write_text(DISTRIBUTED)
     for command in (
         "describe gpt2 --layers 2 --seq 64 -q -o trace.json",
         "describe llama3-8b --seq 64 -q -o large.json",
@@ -88,6 +110,33 @@ def faults_of_a_kill(command: str, folder: Path, seconds: float, draw: random.Ra
     else:
         running.send_signal(sent)
     _, errors = running.communicate()
+    yield from _left_by(running, errors, command, folder, sent)
+
+
+def faults_of_a_killed_worker(command: str, folder: Path, seconds: float, draw: random.Random) -> Iterator[str]:
+    """Kill a process that a command, which takes so many ``seconds``, has started; yield what is wrong with its end."""
+    running = start(command, folder)
+    while running.poll() is None and not _workers(running):
+        time.sleep(0.02)
+    time.sleep(draw.uniform(0.0, 0.3) * seconds)
+    if workers := _workers(running):
+        with suppress(ProcessLookupError):
+            os.kill(draw.choice(workers), signal.SIGKILL)
+    _, errors = running.communicate()
+    lines = [line for line in errors.decode().splitlines() if line.startswith("triosim: error: ")]
+    if running.returncode and (running.returncode < 0 or len(lines) != 1):
+        yield f"status {running.returncode}, {len(lines)} lines of error: {errors.decode()[-600:]}"
+    yield from _left_by(running, errors, command, folder, signal.SIGKILL)
+
+
+def _workers(running: subprocess.Popen[bytes]) -> list[int]:
+    return [number for number, _ in _of_session(running.pid) if number != running.pid]
+
+
+def _left_by(
+    running: subprocess.Popen[bytes], errors: bytes, command: str, folder: Path, sent: signal.Signals
+) -> Iterator[str]:
+    """Yield what is wrong with what a command left that was killed, or whose worker was; run it again, and clean up."""
     if b"internal error" in errors or (b"Traceback" in errors and OURS in errors):
         yield f"{sent.name}: {errors.decode()[-600:]}"
     if left := _still_running(running.pid):

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.kills import COMMANDS, NEED_TORCH, faults_of_a_kill, prepare, seconds_of
+from tests.faults.kills import (
+    COMMANDS,
+    NEED_TORCH,
+    WITH_WORKERS,
+    faults_of_a_kill,
+    faults_of_a_killed_worker,
+    prepare,
+    seconds_of,
+)
 from tests.fuzz.kinds import KINDS
 
 pytestmark = pytest.mark.slow
@@ -49,6 +57,17 @@ def test_a_killed_process_leaves_whole_files_or_none(name: str, tmp_path: Path) 
     seconds = seconds_of(COMMANDS[name], tmp_path)
     for number in range(3):
         assert not list(faults_of_a_kill(COMMANDS[name], tmp_path, seconds, random.Random(f"{name} {number}")))
+
+
+@pytest.mark.parametrize("name", WITH_WORKERS)
+def test_a_worker_that_is_killed_ends_its_command_in_one_line(name: str, tmp_path: Path) -> None:
+    if name in NEED_TORCH:
+        pytest.importorskip("torch")
+    prepare(tmp_path)
+    command = WITH_WORKERS[name]
+    seconds = seconds_of(command, tmp_path)
+    for number in range(2):
+        assert not list(faults_of_a_killed_worker(command, tmp_path, seconds, random.Random(f"{name} {number}")))
 
 
 @pytest.mark.parametrize(
