@@ -36,6 +36,8 @@ def check_writable(path: PathLike) -> None:
     if "\0" in str(path) or not str(path):
         raise OutputError("is not a path", where=repr(str(path)), fix="choose another")
     if str(path) == STANDARD_OUTPUT:
+        if sys.__stdout__ is None:
+            raise OutputError("is closed", where="standard output", fix="name a file")
         return
     try:
         if target.is_dir():
@@ -127,7 +129,7 @@ def writing_bytes(path: PathLike) -> Iterator[BinaryIO]:
     """Open ``path`` for bytes; it appears under its name when the block is left without an exception."""
     check_writable(path)
     if str(path) == STANDARD_OUTPUT:
-        with _named_errors("standard output"), _standard_output() as file:
+        with _named_errors("standard output"), open(1, "wb", closefd=False) as file:
             yield file
         return
     if not _replaceable(Path(path)):  # a device or a pipe, such as /dev/stdout, whose real path may not be to be opened
@@ -165,10 +167,6 @@ def writing_text(path: PathLike) -> Iterator[TextIO]:
             yield text
             text.flush()
             text.detach()  # the file below it is closed by its own block
-
-
-def _standard_output() -> BinaryIO:
-    return open(os.devnull, "wb") if sys.__stdout__ is None else open(1, "wb", closefd=False)
 
 
 def _new_temporary(target: Path) -> tuple[Path, BinaryIO, int]:

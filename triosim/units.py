@@ -22,7 +22,7 @@ LONGEST_SECONDS = 1e9
 #: Less than any operator takes: a hundredth of a cycle of a GPU's clock.
 SHORTEST_SECONDS = 1e-12
 #: More than any memory holds, and than any link or memory carries.
-_MOST_BYTES, _MOST_BANDWIDTH, _LEAST_BANDWIDTH = 1e21, 1e18, 1e-3
+MOST_BYTES, _MOST_BANDWIDTH, _LEAST_BANDWIDTH = 1e21, 1e18, 1e-3
 #: The longest range of ranks.
 _MOST_RANKS = 1_000_000
 
@@ -33,7 +33,7 @@ def parse_bytes(value: Quantity) -> float:
     """Return a number of bytes from ``25 MB``, ``1 GiB``, ``100 Mb`` or ``100 Mbit`` or a plain number of bytes."""
     expected = "a size such as '25 MB' or '1 GiB'"
     number, unit = _split(value, expected)
-    return _checked(number * _bytes_per(unit, value, expected) if unit else number, _MOST_BYTES, value, "bytes")
+    return _checked(number * _bytes_per(unit, value, expected) if unit else number, MOST_BYTES, value, "bytes")
 
 
 def parse_bandwidth(value: Quantity) -> float:

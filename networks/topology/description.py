@@ -134,7 +134,7 @@ def plain_figures(mapping: Mapping[str, Any]) -> Iterator[PlainFigure]:
         key = _key(path)
         with suppress(ValueError, TypeError):
             number = float(value)
-            if key == "latency" and number > _LONGEST:
+            if key in ("latency", "setup") and number > _LONGEST:
                 yield PlainFigure(path, value, "s", "ns" if number >= 10 else "us")
             elif key == "capacity" and 0 < number < _SMALLEST:
                 yield PlainFigure(path, value, "B", "GB")
@@ -160,8 +160,7 @@ def _key(path: Path) -> str:
 def _figures(mapping: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
     if "npus_count" not in mapping:  # ASTRA-sim's, in units of its own
         for key, value in mapping.items():
-            if key not in SECTIONS:
-                yield from _below((str(key),), value)
+            yield from _below((str(key),), value)
 
 
 def _below(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:

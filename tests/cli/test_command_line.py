@@ -361,6 +361,12 @@ def test_an_output_that_is_closed_or_full_changes_no_exit_status(
     assert (found.returncode, found.stdout, found.stderr) == (status, "", "")
 
 
+def test_an_output_that_is_to_go_to_a_closed_standard_output_is_refused(trace: Path) -> None:
+    command = f"{sys.executable} -m triosim simulate {trace} -q -o - >&-"
+    found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (2, "triosim: error: standard output: is closed; name a file\n")
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"schema": "triosim-trace/99"}'])
 def test_a_trace_that_is_none_is_named(run: Run, tmp_path: Path, content: str) -> None:
     path = tmp_path / "broken.json"

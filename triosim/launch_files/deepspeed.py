@@ -41,7 +41,9 @@ _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def dtype_of(given: Given) -> str:
-    """Return the dtype that a step computes in."""
+    """Return the dtype that a step computes in. Raises ``OptionError`` where it has two."""
+    if given[_BF16.name] and given[_FP16.name]:
+        raise given.refused(_FP16.name, f"is given together with {_BF16.name}", "give one of the two")
     return "bfloat16" if given[_BF16.name] else "float16" if given[_FP16.name] else "float32"
 
 

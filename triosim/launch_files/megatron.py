@@ -235,6 +235,8 @@ def _write_recompute(job: Job) -> Settings:
 
 
 def _read_dtypes(given: Given) -> Settings:
+    if given[_BF16.name] and given[_FP16.name]:
+        raise given.refused(_FP16.name, f"is given together with {_BF16.name}", "give one of the two")
     if given[_BF16.name]:
         return {"dtype": "bfloat16", "gradient_dtype": "bfloat16" if given[_BF16_SUMS.name] else "float32"}
     if given[_FP16.name]:

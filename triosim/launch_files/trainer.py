@@ -65,6 +65,8 @@ def _read_data(given: Given) -> Settings:
 
 
 def _read_dtypes(given: Given) -> Settings:
+    if given[_BF16.name] and given[_FP16.name]:
+        raise given.refused(_FP16.name, f"is given together with {_BF16.name}", "give one of the two")
     dtype = "bfloat16" if given[_BF16.name] else "float16" if given[_FP16.name] else None
     if not given.model.described or ("deepspeed" in given.entries and given.entries["deepspeed"].value):
         return {}

@@ -13,6 +13,7 @@ from typing import Any
 from triosim.errors import TriosimError
 from triosim.input_files.reading import read_json
 from triosim.results.values import SCHEMA, ResultData
+from triosim.units import LONGEST_SECONDS, MOST_BYTES
 
 _WITHOUT_WAITING = (
     "an older version of triosim wrote this result, without the waiting of each rank for its partners "
@@ -83,7 +84,15 @@ def _value(hint: Any, value: Any, file: str, key: str) -> Any:
     right = isinstance(value, expected) and isinstance(value, bool) is (hint is bool)
     if not right or (isinstance(value, float) and not math.isfinite(value)):
         raise TriosimError(f"'{key}' is {value!r:.40}, which is not {name}", where=file)
+    most = MOST_BYTES if key.endswith("bytes") else LONGEST_SECONDS
+    if hint in (int, float) and key.endswith(_QUANTITIES) and not -_ROUNDING <= value <= most:
+        raise TriosimError(f"'{key}' is {value:.6g}, which no step has", where=file)
     return value
+
+
+#: The ends of keys whose values are seconds and bytes, none of which is negative, but for the rounding of differences.
+_QUANTITIES = ("time_s", "_seconds", "compute_s", "exposed_s", "waiting_s", "bytes")
+_ROUNDING = 1e-9
 
 
 #: The types of a JSON value by that of a field, and what to call them.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from triosim.errors import TriosimError
 from triosim.networks.calibration.fit.measured import not_negative, positive
 from triosim.tasks import DeepEP
 
@@ -34,6 +35,8 @@ def kernel_of(line: Mapping[str, str], step: Step) -> DeepEP:
         round(positive(line[column], column, ""))
         for column in ("hidden_size", "num_token", "num_topk", "num_experts", "node_num")
     )
+    if top_k > experts:
+        raise TriosimError(f"num_topk: each token goes to {top_k} of {experts} experts")
     low_latency = _LOW_LATENCY in line
     sms = 0 if low_latency else round(positive(line[f"{step}_sms"], f"{step}_sms", ""))
     kept = nodes if low_latency else min(nodes, MOST_KEPT)

@@ -25,6 +25,8 @@ from triosim.networks.calibration.stored import KINDS
 TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "time_us": 1e-6, "latency_ms": 1e-3, "time_ms": 1e-3, "seconds": 1.0}
 #: A collective takes longer than any memory or link needs to answer, in seconds, and less than a day.
 SHORTEST, LONGEST = 1e-7, 1e5
+#: The bytes per second that no GPU sends, by two orders of magnitude.
+FASTEST = 1e14
 _LARGEST = 1e18  # bytes, or nanoseconds: a billion seconds
 COUNTS = ("gpus", "num_gpus")  # the columns that may say how many GPUs a group has
 SYSTEMS = ("system", "gpu")  # those that may say where a row was measured
@@ -74,6 +76,9 @@ def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[Measured
         if run.cut:
             fix = "give the whole output, or take that line out"
             raise TriosimError("is a row without times", where=f"{place}:{run.cut[0]}", fix=fix)
+        if run.wrong:
+            fix = "measure again: something of that system is broken"
+            raise TriosimError("says that results were wrong", where=f"{place}:{run.wrong[0]}", fix=fix)
         first = f"{place}:{run.lines[0].number}"
         kind = run.collective() or wanted or collective_in_name(place)
         if kind is None:
@@ -111,14 +116,22 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
             raise TriosimError(f"{gpus} GPUs on {nodes} nodes", where=where, fix="a collective has 2 GPUs or more")
         of_row = kind_of(line["collective"], where) if "collective" in names else str(kind)
         nbytes, seconds = _whole(line["bytes"], "bytes", where), positive(line[time], time, where) * TIMES[time]
-        if not SHORTEST <= seconds <= LONGEST:
-            fix = f"times are from {SHORTEST * 1e9:g} ns to {LONGEST:g} s; is the unit right?"
-            raise TriosimError(f"{time}: '{line[time]}' is {seconds:.3g} s, which no collective takes", where, fix)
+        check_rate(float(nbytes), seconds, where)
         slowed = [positive(line[name], name, where) if line.get(name) else None for name in SLOWDOWNS]
         rows.append(MeasuredCollective(of_row, gpus, float(nbytes), seconds, nodes, *slowed))
     if not rows:
         raise TriosimError("holds no rows", where=place, fix="give at least one row under the header")
     return rows
+
+
+def check_rate(nbytes: float, seconds: float, where: str) -> None:
+    """Raise ``TriosimError`` for a time that no collective takes, and for more bytes in it than any GPU sends."""
+    if not SHORTEST <= seconds <= LONGEST:
+        fix = f"times are from {SHORTEST * 1e9:g} ns to {LONGEST:g} s; is the unit right?"
+        raise TriosimError(f"{seconds:.3g} s are what no collective takes", where or None, fix)
+    if nbytes > FASTEST * seconds:
+        fix = f"no GPU sends more than {FASTEST:.0e} bytes per second; is the unit right?"
+        raise TriosimError(f"{nbytes:.3g} bytes in {seconds:.3g} s are what no collective carries", where or None, fix)
 
 
 def columns_and_lines(text: str, place: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:

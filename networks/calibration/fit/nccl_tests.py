@@ -44,6 +44,7 @@ class TestRun:
     hosts: dict[int, str] = field(default_factory=dict)  # by rank
     lines: list[TestRow] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)  # numbers of rows without times
+    wrong: list[int] = field(default_factory=list)  # of rows whose results were wrong
 
     @property
     def gpus(self) -> int:
@@ -97,6 +98,8 @@ def parse(text: str) -> list[TestRun]:
             found = _line(number, row, outside_first, rooted)
             if found is not None:
                 runs[-1].lines.append(found)
+                if _has_wrong_results(row):
+                    runs[-1].wrong.append(number)
             elif _is_cut(row):
                 runs[-1].cut.append(number)
     return [run for run in runs if run.lines or run.cut]
@@ -114,6 +117,12 @@ def _is_cut(row: re.Match[str]) -> bool:
     if max(len(row[1]), len(row[2])) > MOST_DIGITS:
         return True
     return int(row[1]) > 0 < int(row[2]) and int(row[1]) % int(row[2]) == 0
+
+
+def _has_wrong_results(row: re.Match[str]) -> bool:
+    """Whether the last column, of wrong values in the results, has any; it is N/A where they were not checked."""
+    last = row[4].split()[-1]
+    return last.isdecimal() and int(last) > 0 and len(row[4].split()) >= 8
 
 
 def _line(number: int, row: re.Match[str], outside_first: bool, rooted: bool) -> TestRow | None:

@@ -177,6 +177,8 @@ class _Table:
         try:
             nbytes = measured.positive(line["bytes"], "bytes", "")
             seconds = measured.positive(line[self.time], self.time, "") * measured.TIMES[self.time]
+            measured.check_rate(nbytes, seconds, "")
+            _check_counts(line)
         except TriosimError as error:
             return [SystemRow(group, nbytes, refused=error.what)]
         if kind is None:
@@ -189,6 +191,7 @@ class _Table:
         group = self._group(line, step, "node_num")
         try:
             kernel, seconds = deepep_table.kernel_of(line, step), deepep_table.seconds_of(line, step)
+            measured.check_rate(kernel.tokens * kernel.token_bytes, seconds, "")
             preset = systems.preset_of(group.name)
             per_node = 0 if preset is None else systems.node_size(preset)
         except TriosimError as error:
@@ -204,6 +207,13 @@ class _Table:
         count = line.get(nodes, "")
         healthy = line["healthy"] if self.healthy else None
         return Group(self.named, name, int(count) if count.isdecimal() else 1, line.get("nic", ""), kind, healthy)
+
+
+def _check_counts(line: Mapping[str, str]) -> None:
+    """Raise ``TriosimError`` where the GPUs of a line are not those of its nodes."""
+    said = [line.get(name, "") for name in ("gpus", "nodes", "gpus_per_node")]
+    if all(map(str.isdecimal, said)) and int(said[0]) > int(said[1]) * int(said[2]):
+        raise TriosimError(f"{said[0]} GPUs on {said[1]} nodes of {said[2]}")
 
 
 def _kind(word: str) -> str | None:

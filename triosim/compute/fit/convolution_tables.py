@@ -170,5 +170,6 @@ def _pair(
         text = cells.get(both) or cells.get(name) or default
         if not text:
             raise TriosimError(f"there is no '{both}', and no '{name}'", where=where)
-        found.append(0 if text in ("0", "0.0") else csv_table.size(text, both if both in cells else name, where))
+        is_none = default == "0" and text in ("0", "0.0")  # padding alone may be none
+        found.append(0 if is_none else csv_table.size(text, both if both in cells else name, where))
     return found[0], found[1]

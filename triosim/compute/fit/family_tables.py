@@ -44,6 +44,8 @@ _FORMATS: tuple[tuple[tuple[str, ...], Family, str], ...] = (
     (("OPName", "B", "H"), "elementwise", "float32"),
     (("B", "H"), "layer_norm", "float32"),
 )
+#: FLOP/s that no GPU reaches, by more than an order of magnitude.
+_FASTEST = 1e18
 #: The names in files of the columns that have other names here.
 _RENAMED: Mapping[Family, tuple[str, ...]] = {
     "attention": ("batch_size", "sequence_length", "num_heads", "num_key_value_heads", "head_dim"),
@@ -117,6 +119,8 @@ def read(path: str | os.PathLike[str], family: str | None = None, dtype: str | N
         if name != "OPName"
     }
     seconds = np.array([csv_table.seconds(*cell, _TIMES[time]) for cell in _cells(columns, time, where)])
+    if found == "product":
+        _check_rate(shape, seconds, where)
     if found == "attention":
         _check_heads(shape["num_heads"], shape["num_key_value_heads"], where)
     kinds = np.array(columns["OPName"]) if "OPName" in names else None
@@ -135,6 +139,15 @@ def _by_format(table: FamilyTable, formats: Sequence[str]) -> list[FamilyTable]:
 
 def _cells(columns: dict[str, list[str]], name: str, where: list[str]) -> list[tuple[str, str, str]]:
     return [(cell, name, line) for cell, line in zip(columns[name], where, strict=True)]
+
+
+def _check_rate(shape: Mapping[str, Array], seconds: Array, where: list[str]) -> None:
+    """No GPU multiplies at such a rate: sizes or times have another unit."""
+    rates = 2.0 * shape.get("b", np.ones(1)) * shape["m"] * shape["n"] * shape["k"] / seconds
+    if len(wrong := np.flatnonzero(rates > _FASTEST)):
+        row = int(wrong[0])
+        fix = f"the most is {_FASTEST:.0e}; is the unit of the times right?"
+        raise TriosimError(f"is a product at {rates[row]:.3g} FLOP/s, which no GPU reaches", where[row], fix)
 
 
 def _check_heads(heads: Array, shared: Array, where: list[str]) -> None:

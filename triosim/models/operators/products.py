@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from triosim.errors import OptionError
 from triosim.models.operators import float8
 from triosim.models.operators.elementwise import add, elementwise, to, total
 from triosim.models.operators.layout import channels_last, dense_like, is_contiguous
@@ -145,6 +146,9 @@ def convolution(
     added = lower_precision(tape.parameter("bias", (outputs,))) if bias else None
     x = lower_precision(x)
     spatial = tuple([(length + 2 * padding - kernel) // stride + 1 for length in x.shape[2:]])
+    if min(spatial) < 1:
+        sides = "x".join(map(str, x.shape[2:]))
+        raise OptionError(f"a kernel of {kernel} does not fit into data of {sides}", fix="describe larger images")
     shape = (x.shape[0], outputs, *spatial)
     strides = dense_like(shape, x.strides) if channels_last(x.shape, x.strides) else None
     out = tape.new(shape, x.dtype, strides)

@@ -128,6 +128,8 @@ def _operators(
                 incoming.add(tensor.id)
         seconds = _time(row["Operator_cudatime"], f"{cell}: Operator_cudatime")
         busy = _time(row["Operator_cudatimenooverlap"], f"{cell}: Operator_cudatimenooverlap")
+        if busy > seconds:
+            _fail(f"{cell}: Operator_cudatimenooverlap", f"{busy:g} s is more than Operator_cudatime, {seconds:g} s")
         operators.append(UnclassifiedOperator(name, phase, "", inputs, outputs, seconds, busy, returned=list(outputs)))
     if not operators:
         raise TraceError("the trace has no operators", where=str(path), fix="capture at least one step")

@@ -93,7 +93,9 @@ class TraceReader(Checks):
             self.fail("operators", "the trace has no operators", "capture at least one step")
         operators = self.operators(rows, tensors)
         if (together := sum([one.seconds for one in operators])) > LONGEST_SECONDS:
-            self.fail("operators", f"they take {together:g} s together", f"a step takes at most {LONGEST_SECONDS:g} s")
+            longest = max(range(len(operators)), key=lambda number: operators[number].seconds)
+            what = f"{operators[longest].seconds:g} s, of the {together:g} s of all operators, are too many"
+            self.fail(f"operators[{longest}].seconds", what, f"a step takes at most {LONGEST_SECONDS:g} s")
         marked = marks(self, data.get("marks", []), len(operators))
         stored = storages(self, data.get("storages", []), len(operators))
         return Trace(operators, batch_size, model, gpu, times, step, software, self.file, marked, stored)
