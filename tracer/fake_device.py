@@ -32,6 +32,7 @@ from triosim.tracer.device.operators import (
     data_dependent_operators,
     memory_formats,
     router_operators,
+    sparse_tensors,
     undecomposed_operators,
     zero_tensors,
 )
@@ -136,6 +137,7 @@ class FakeDevice:
         data_dependent_operators.install(patches, mode)
         undecomposed_operators.install(patches)
         zero_tensors.install(mode)
+        sparse_tensors.install(mode)
         if self._routing is not None:
             self._routers = router_operators.install(patches, mode, self._routing, self.rank)
         mode.replace(dict.fromkeys(triton_kernels.LAUNCHES, triton_kernels.launch_traced))

@@ -22,7 +22,7 @@ optimizer = torch.optim.SGD(model.parameters())
     [
         ("torch.linalg.lstsq(x, x)", "without a GPU the shape of what aten::linalg_lstsq returns is not known;"),
         ("torch.nested.nested_tensor([x, x])", "nested tensors are not captured without a GPU; pad them"),
-        ("torch.eye(4).to_sparse().cuda()", "sparse tensors of a GPU are not captured without one; use dense ones"),
+        ("x.to_sparse()", "sparse tensors of a GPU are not captured without one; use dense ones"),
         (
             "torch.nn.Embedding(8, 4, sparse=True).cuda()(i).sum().backward()",
             "sparse tensors of a GPU are not captured",

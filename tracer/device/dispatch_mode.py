@@ -24,6 +24,7 @@ from triosim.tracer.contents.assumed_contents import AssumedContents
 from triosim.tracer.contents.host_twins import HostTwins
 from triosim.tracer.contents.known_contents import KnownContents
 from triosim.tracer.contents.storage_contents import is_fake
+from triosim.tracer.device.operators import sparse_tensors
 from triosim.tracer.device.operators.operator_info import OperatorCall, OperatorInfo, Run, flat
 from triosim.tracer.device.shape_cache import KnownCall, Made, ShapeCache
 from triosim.tracer.recorder.device_tensors import on_device
@@ -38,6 +39,7 @@ MOST_WHOLE = 2**30
 
 aten = torch.ops.aten
 _FIRST = torch.device("cuda", 0)
+_HOST = torch.device("cpu")
 _DEVICE = torch.ops.prim.device.default
 _FAKE = {FakeTensor}
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor))
@@ -146,6 +148,9 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if given and set(map(type, given)) == _FAKE:
             return self._on_fakes(OperatorCall(info, given, args, kwargs))
         call = OperatorCall(info, given, args, kwargs)
+        if function is aten._to_copy.default and given[0].is_sparse and kwargs.get("device", _HOST).type == "cuda":
+            with self:
+                return sparse_tensors.copied(given[0], self, kwargs["device"], kwargs.get("dtype"))
         fake = any(hasattr(tensor, "fake_device") for tensor in given)
         if fake and info.changed and not all(hasattr(tensor, "fake_device") for tensor in given):
             self.twins.add(call.changed(), given)
