@@ -100,9 +100,13 @@ class ExtrapolatedMemory(WorldMemory):
         if extra:
             found[WORKSPACE] = found.get(WORKSPACE, 0) + extra
         needed = peak.total + extra
-        outside = trackers[peaks.index(peak)].outside.peaks
-        fits = needed <= self.capacity
-        return RankMemory(ranks, needed, found, str(peak.action), peak.layer, fits=fits, outside=outside)
+        outside, fits = trackers[peaks.index(peak)].outside, needed <= self.capacity
+        return RankMemory(
+            *(ranks, needed, found, str(peak.action), peak.layer),
+            fits=fits,
+            outside=outside.peaks,
+            outside_during=outside.during,
+        )
 
 
 @without_collecting()

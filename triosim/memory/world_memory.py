@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ class RankMemory:
     ``by_category`` are the bytes at the peak, which is in ``layer`` during ``action``: of the schedule ("0F3": stage 0,
     forward, micro-batch 3), the "start" of the step, the "optimizer", or, of a captured rank, its phase ("backward").
     ``reserved_bytes`` are those of the caching allocator, where it was simulated. ``outside`` are the bytes by category in each
-    tier of memory outside of the GPU, when the rank holds most of that tier.
+    tier of memory outside of the GPU, when the rank holds most of that tier, which is in the actions ``outside_during``.
     """
 
     ranks: tuple[int, ...] = field(repr=False)
@@ -34,6 +35,7 @@ class RankMemory:
     fits: bool
     reserved_bytes: int | None = None
     outside: TierBytes = field(default_factory=dict)
+    outside_during: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:

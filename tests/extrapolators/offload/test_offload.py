@@ -241,6 +241,9 @@ def test_stages_and_micro_batches_offload_their_own_activations() -> None:
     of_first, of_second = (one.outside["host"]["activation"] for one in memory.ranks)
     received = 2 * LENGTH * WIDTH * 2  # the second stage's input, which stays
     assert of_first == 2 * (of_second + received)  # two micro-batches are under way in the first stage
+    assert [one.outside_during["host"] for one in memory.ranks] == ["0F1", "1F0"]
+    with_states = triosim.rank_memory(gpt(), "pp=2", offload="optimizer=nvme", **options)
+    assert [one.outside_during["nvme"] for one in with_states.ranks] == ["start", "start"]
 
 
 # ---- what is refused --------------------------------------------------------------------------------------------

@@ -11,12 +11,17 @@ TierBytes = Mapping[str, Mapping[str, int]]
 
 
 class OutsideMemory:
-    """Follows the allocations of one rank; ``peaks`` has each tier's categories when it holds most."""
+    """Follows the allocations of one rank; ``now`` is the action that runs, as in ``RankMemory``.
+
+    ``peaks`` has each tier's categories when it holds most, which is ``during`` an action.
+    """
 
     def __init__(self, residents: Iterable[tuple[str, Resident]] = ()) -> None:
         self._live: dict[str, dict[str, int]] = {}
         self._held: dict[Hashable, tuple[str, str, int]] = {}
         self.peaks: dict[str, dict[str, int]] = {}
+        self.during: dict[str, str] = {}
+        self.now: object = "start"
         for number, (tier, one) in enumerate(residents):
             self.allocate(("resident", number), one.nbytes, one.category, tier)
 
@@ -29,7 +34,7 @@ class OutsideMemory:
         live = self._live.setdefault(tier, {})
         live[category] = live.get(category, 0) + size
         if sum(live.values()) > sum(self.peaks.get(tier, {}).values()):
-            self.peaks[tier] = dict(live)
+            self.peaks[tier], self.during[tier] = dict(live), str(self.now)
 
     def free(self, key: Hashable) -> bool:
         """Free what was allocated under a key; return whether anything was."""

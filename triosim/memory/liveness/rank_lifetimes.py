@@ -175,7 +175,7 @@ class _RankTracker(MemoryTracker, ABC):
         """Note which action runs."""
         if isinstance(self.now, Action) and self.now.phase in ("backward", "input"):
             self.outside.free(("activations", self.now.stage, self.now.micro_batch))
-        self.now = act.action
+        self.now = self.outside.now = act.action
         stored = self._stages.stored(act.action.stage) if act.action.phase == "forward" else None
         if stored is not None:
             tier, nbytes = stored
@@ -186,7 +186,7 @@ class _RankTracker(MemoryTracker, ABC):
     def operators_ran(self, script: InstructionList, first: int, end: int, micro_batch: int) -> None:
         """Apply the allocations and frees of these operators."""
         if micro_batch < 0:
-            self.now = "optimizer"
+            self.now = self.outside.now = "optimizer"
         lifetimes, offset = self._stages.of(script, micro_batch)
         before, after = int(lifetimes.starts[offset + first]), int(lifetimes.starts[offset + end])
         self._begin(script, first, end)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from triosim.memory import MemoryReport, ModuleBytes, OutOfMemory, by_module
 from triosim.memory.world_memory import WorldMemory
-from triosim.reports.terminal.result_tables import memory_by_rank
+from triosim.reports.terminal.result_tables import memory_by_rank, moment
 from triosim.reports.terminal.tables import facts_panel, note_lines, percent, shorten, spaced, table
 from triosim.results.memory_rows import rows
 from triosim.units import format_ranks
@@ -74,15 +74,20 @@ def render_world(memory: WorldMemory, report: MemoryReport, notes: Sequence[str]
 
 
 def _outside(memory: WorldMemory) -> Table:
-    """Return a table of what ranks hold outside of their GPUs, by memory and category."""
+    """Return a table of what ranks hold outside of their GPUs when that is most, by memory and category."""
+    held = [(one, tier, categories) for one in memory.ranks for tier, categories in one.outside.items()]
+    columns = [name for name in _OUTSIDE if any(categories.get(name) for _, _, categories in held)]
     rows = [
-        (shorten(format_ranks(one.ranks), 14), tier, *(size(categories.get(name, 0)) for name in _OUTSIDE), size(total))
-        for one in memory.ranks
-        for tier, categories in one.outside.items()
+        (
+            *(shorten(format_ranks(one.ranks), 14), tier),
+            *(size(categories.get(name, 0)) for name in columns),
+            *(size(total), moment(one.outside_during.get(tier, ""), numbered=True)),
+        )
+        for one, tier, categories in held
         if (total := sum(categories.values()))
     ]
-    columns = [_words(name) for name in _OUTSIDE]
-    return table("Held outside of the GPU by each rank at most", "ranks", "memory", *columns, "all", rows=rows)
+    title, words = "Held outside of the GPU by each rank at most", map(_words, columns)
+    return table(title, "ranks", "memory", *words, "all", "during", rows=rows, main=("all", "during"))
 
 
 def size(nbytes: float) -> str:

@@ -117,7 +117,7 @@ def memory_by_rank(
             [
                 shorten(row.ranks, 14),
                 *(f"{one / scale:.2f}" if one else "-" for one in sizes),
-                _moment(row.action, numbered),
+                moment(row.action, numbered),
                 "?" if fits is None else "yes" if fits else "no",
             ]
         )
@@ -147,7 +147,7 @@ def _outside(rows: Sequence[MemoryRow]) -> Table:
     )
 
 
-def _moment(action: str, numbered: bool) -> str:
+def moment(action: str, numbered: bool) -> str:
     """Return during what the peak is: "backw. 3" is the backward pass of micro-batch 3."""
     found = _SCHEDULE_ACTION.fullmatch(action)
     moment = _MOMENTS.get(found[1] if found else action, action)
