@@ -94,7 +94,7 @@ def test_the_command_shows_what_would_fit(capsys: pytest.CaptureFixture[str]) ->
     model = ["simulate", "llama-3.1-8b", "--seq", "1024", "--layers", "8", "--gpu", "L4"]
     assert run([*model, "-p", "ddp=2", "-t", "l4-pcie(gpus=8, host_memory={capacity: 1 TB, bandwidth: 100 GB/s})"]) == 0
     printed = capsys.readouterr().out
-    assert "does not fit its GPU" in printed
+    assert "ranks 0-1 do not fit" in printed
     assert "It fits with" in printed
     assert "--offload optimizer=host" in printed
     assert run([*model, "-p", "fsdp=8"]) == 0

@@ -79,10 +79,10 @@ def test_a_rank_that_does_not_fit_is_named_and_stops_the_run_where_that_is_asked
     file = tmp_path / "streams.json.gz"
     triosim.save_trace(four_ranks(), file)
     result = triosim.simulate(file, gpu=gpu, topology=LINK)
-    note = next(note for note in result.notes if "does not fit" in note)
-    assert note.startswith("rank 2 does not fit its GPU: ")
+    note = next(note for note in result.notes if "not fit" in note)
+    assert note.startswith("ranks 2-3 do not fit their GPUs: ")
     assert [row.fits for row in result.data.memory] == [True, False]
-    with pytest.raises(DoesNotFitError, match="rank 2 does not fit"):
+    with pytest.raises(DoesNotFitError, match="ranks 2-3 do not fit"):
         triosim.simulate(file, gpu=gpu, topology=LINK, fail_on_oom=True)
     for command in (["simulate", str(file), "-t", LINK], ["memory", str(file)]):
         assert run([*command, "--gpu", gpu, "--fail-on-oom", "-q"]) == 3

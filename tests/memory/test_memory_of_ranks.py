@@ -300,9 +300,9 @@ def test_what_does_not_fit_is_said_and_stops_the_run_where_that_is_asked_for(tmp
         "flops: {float32: 1 TFLOP/s, float16: 1 TFLOP/s}\n"
     )
     result = triosim.simulate(trace, "dp=2", gpu=gpu, topology="switch(2, bandwidth=10 GB/s)")
-    note = next(note for note in result.notes if "does not fit" in note)
-    assert note.startswith("rank 0 does not fit its GPU: ")
-    with pytest.raises(DoesNotFitError, match="rank 0 does not fit"):
+    note = next(note for note in result.notes if "not fit" in note)
+    assert note.startswith("ranks 0-1 do not fit their GPUs: ")
+    with pytest.raises(DoesNotFitError, match="ranks 0-1 do not fit"):
         triosim.simulate(trace, "dp=2", gpu=gpu, topology="switch(2, bandwidth=10 GB/s)", fail_on_oom=True)
     shared = [str(trace), "-p", "dp=2", "--gpu", str(gpu), "--fail-on-oom", "-q"]
     assert run(["simulate", *shared, "--topology", "switch(2, bandwidth=10 GB/s)"]) == 3

@@ -44,6 +44,15 @@ def test_a_folder_takes_as_long_as_the_step_and_has_its_samples(tmp_path: Path, 
     assert found.data.global_batch_size == run.data.global_batch_size
 
 
+def test_the_doubt_about_a_step_is_not_forgotten(tmp_path: Path) -> None:
+    run = triosim.simulate("gpt2", "ddp=4", layers=2, gpu="A100", topology="dgx-a100", timeline=True)
+    run.save_kineto(tmp_path)
+    found = triosim.simulate(tmp_path, topology="dgx-a100")
+    assert run.data.step_time_interval_s is not None
+    assert found.data.step_time_interval_s == pytest.approx(run.data.step_time_interval_s, rel=0.01)
+    assert {one.source for one in run.data.doubts} == {one.source for one in found.data.doubts}
+
+
 @pytest.mark.parametrize("offload", ["optimizer=host", "parameters=host,optimizer=host", "activations=host"])
 def test_copies_take_no_compute_units_and_keep_their_names_bytes_and_times(tmp_path: Path, offload: str) -> None:
     """A GPU computes while a copy engine copies, and while the CPU updates the parameters."""

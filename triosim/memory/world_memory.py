@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,10 @@ from triosim.memory.liveness.lifetimes import Lifetimes
 from triosim.memory.liveness.outside import TierBytes
 from triosim.memory.memory_report import MemoryReport, analyse
 from triosim.trace import Trace
+from triosim.units import format_ranks
+
+#: The most parts of a list of ranks that do not fit.
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,12 @@ class WorldMemory(ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures must know: which rank does not fit."""
+        """What a reader of the figures must know: which ranks do not fit."""
         return () if self.warning is None else (self.warning,)
 
     @property
     def warning(self) -> str | None:
-        """One line that says which rank does not fit; None where all do."""
+        """One line that says which ranks do not fit; None where all do."""
         failing = [one for one in self.ranks if not one.fits]
         if not failing or self.gpu is None:
             return None
@@ -110,9 +114,17 @@ class WorldMemory(ABC):
         needed = f"{worst.peak_bytes / GIB:.1f} GiB of tensors"
         if worst.reserved_bytes is not None:
             needed += f", for which {worst.reserved_bytes / GIB:.1f} are reserved"
+        of_worst = f" on rank {worst.rank}" if len(failing) > 1 else ""
         largest = sorted(worst.by_category.items(), key=lambda pair: -pair[1])[:2]
         most = ", and ".join(f"{name.replace('_', ' ')}, {nbytes / GIB:.1f} GiB" for name, nbytes in largest)
         return (
-            f"rank {worst.rank} does not fit its GPU: {needed}, "
+            f"{_not_fitting(sorted(rank for one in failing for rank in one.ranks))}: {needed}{of_worst}, "
             f"and the CUDA context leaves {self.capacity / GIB:.1f} GiB on the GPU ({self.gpu.name}); most of it is {most}"
         )
+
+
+def _not_fitting(ranks: Sequence[int]) -> str:
+    """Return that ranks do not fit."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} does not fit its GPU"
+    return f"ranks {format_ranks(ranks, _MOST_NAMED)} do not fit their GPUs"

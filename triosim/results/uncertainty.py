@@ -30,6 +30,7 @@ from triosim.results.metrics import StepTimes
 from triosim.results.operator_columns import ClassColumns, Floats, OperatorColumns, OperatorKind, added, in_order, sums
 from triosim.results.values import CollectiveTimes, Doubt, ExposedShare, Prediction
 from triosim.trace import Operator, Trace
+from triosim.trace.step_facts import DOUBTS, doubts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +132,19 @@ def doubts(times: StepTimes, trace: Trace, communication_error: float, waits: Wa
         EXPERTS: EXPERTS_ERROR * times.seconds * _has_experts(times.operators),
         FUSION: FUSION_ERROR * _fused_elsewhere(times, waits.launches_s) if "described" in trace.software else 0.0,
     }
+    for what, part in doubts_of(trace.software.get(DOUBTS)).items():  # of the simulation that the trace was written of
+        errors[what] = math.hypot(errors.get(what, 0.0), (1.0 - unmeasured) * part * times.seconds)
     found = sorted(((what, error) for what, error in errors.items() if error), key=lambda one: -one[1])
     whole = math.fsum(error * error for _, error in found)
     return tuple(Doubt(what, error, error * error / whole, _NARROWED.get(what, _OPERATORS)) for what, error in found)
+
+
+def lasting_doubts(found: Iterable[Doubt], step: float) -> Mapping[str, float]:
+    """Return the doubts that stay with a step's times wherever they are read, as parts of the step.
+
+    That about a network is of the one that the step is run on again.
+    """
+    return {one.source: one.error_s / step for one in found if one.source != NETWORK}
 
 
 def hidden_launches(waits: Waits, step: float, launch_error: float) -> float:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _GPU, _MEMORY_BOUND, _TOGETHER = "triosim_gpu", "triosim_memory_bound", "triosim_measured_together"
+_DOUBTS = "triosim_doubts"
 _SAMPLES, _PARTS, _FREE = "triosim_global_batch_size", "triosim_sample_parts", "triosim_free_launches"
 
+#: A doubt is no more than so many times the step.
+_MOST_DOUBT = 100.0
+#: The key under which a trace's ``software`` has the doubts of the step that it was written of.
+DOUBTS = "doubts"
 #: The values of attributes.
 Fact = bool | int | float | str
 
@@ -18,7 +24,8 @@ class StepFacts:
 
     By them computations and communications slow each other in a step that was read as in the one that was written.
     ``global_batch_size`` and ``sample_parts`` are those of ``TaskStreams``. With ``free_launches`` the host's times mean
-    nothing: launches took none. What is not known is None.
+    nothing: launches took none. ``doubts`` are by what part of the step its times are expected to be off, by what that comes
+    from. What is not known is None.
     """
 
     gpu: str = "unknown"
@@ -27,6 +34,7 @@ class StepFacts:
     global_batch_size: int | None = None
     sample_parts: int = 1
     free_launches: bool = False
+    doubts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def attributes(self) -> Mapping[str, Fact]:
@@ -42,6 +50,8 @@ class StepFacts:
             found[_PARTS] = self.sample_parts
         if self.free_launches:
             found[_FREE] = True
+        if self.doubts:
+            found[_DOUBTS] = json.dumps(dict(self.doubts))
         return found
 
     @staticmethod
@@ -61,7 +71,18 @@ class StepFacts:
             _count(attributes.get(_SAMPLES)),
             _count(attributes.get(_PARTS)) or 1,
             attributes.get(_FREE) is True,
+            doubts_of(attributes.get(_DOUBTS)),
         )
+
+
+def doubts_of(value: object) -> Mapping[str, float]:
+    """Return the doubts of an attribute, by what they come from; none where it is not theirs."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else {}
+    except ValueError:
+        return {}
+    known = isinstance(found, dict) and all(type(one) is float and 0.0 <= one <= _MOST_DOUBT for one in found.values())
+    return found if known else {}
 
 
 def _count(value: object) -> int | None:

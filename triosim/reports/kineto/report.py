@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 from triosim.errors import OptionError
 from triosim.output_files import PathLike, check_folder, writing_folder, writing_text
@@ -15,6 +16,7 @@ from triosim.reports.kineto.rank_file import RankFile
 from triosim.reports.kineto.run_facts import groups_of, run_facts
 from triosim.results.report import Report
 from triosim.results.result import Result
+from triosim.results.uncertainty import lasting_doubts
 from triosim.tasks import Communicator, Handle
 from triosim.trace.formats.pytorch.kineto_file import ProfiledRank
 from triosim.trace.step_facts import StepFacts
@@ -55,4 +57,6 @@ def _owner(result: Result, rank: int, numbers: Mapping[Communicator, int]) -> Pr
         host = topology.host_of(rank)
         device = sum(topology.host_of(other) == host for other in range(rank))
     gpu = str(result.inputs.get("trace", {}).get("gpu", "GPU"))
-    return ProfiledRank(rank, result.world, gpu, device, groups_of(numbers, rank), result.facts or StepFacts())
+    doubts = lasting_doubts(result.data.doubts, result.step_time_s)
+    facts = replace(result.facts or StepFacts(), doubts=doubts)
+    return ProfiledRank(rank, result.world, gpu, device, groups_of(numbers, rank), facts)

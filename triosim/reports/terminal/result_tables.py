@@ -368,7 +368,8 @@ def _transfers(data: ResultData) -> Table:
         of = kind, shorten(axis, 14), str(size)
         rows.append((*of, f"{count:,g}", format_bytes(nbytes), format_time(seconds), rate))
     columns = "kind", "axis", "ranks", "count", "bytes", "time", "bytes/time"
-    return table("Communication per step", *columns, rows=rows, most=MAX_TRANSFERS, more="more kinds", main=("time",))
+    title = "Communication per step, all ranks together"
+    return table(title, *columns, rows=rows, most=MAX_TRANSFERS, more="more kinds", main=("time",))
 
 
 def _links(data: ResultData) -> Table:

@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from triosim.reports.terminal.tables import facts_panel, shorten, spaced, table
+from triosim.trace.step_facts import DOUBTS
 from triosim.trace.task_streams import TaskStreams
 from triosim.units import format_bytes, format_ranks, format_time
 
@@ -36,7 +37,7 @@ def _facts(streams: TaskStreams) -> Panel:
         "global batch": "not known" if batch is None else f"{batch:,}",
     }
     if trace.software:
-        facts["software"] = ", ".join(f"{name} {version}" for name, version in trace.software.items())
+        facts["software"] = ", ".join(f"{name} {version}" for name, version in trace.software.items() if name != DOUBTS)
     return facts_panel(streams.source or "task streams", facts.items())
 
 

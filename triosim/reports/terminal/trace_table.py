@@ -9,6 +9,7 @@ from rich.table import Table
 from triosim.reports.terminal.tables import facts_panel, percent, shorten, spaced, table
 from triosim.trace import PHASES, Trace
 from triosim.trace import summary as summary
+from triosim.trace.step_facts import DOUBTS
 from triosim.units import format_bytes, format_time
 
 MAX_ROWS = 15
@@ -45,7 +46,7 @@ def _facts(trace: Trace) -> Panel:
     if trace.step_seconds is not None:
         facts["measured step"] = format_time(trace.step_seconds)
     if trace.software:
-        facts["software"] = ", ".join(f"{name} {version}" for name, version in trace.software.items())
+        facts["software"] = ", ".join(f"{name} {version}" for name, version in trace.software.items() if name != DOUBTS)
     return facts_panel(trace.source or "trace", facts.items())
 
 

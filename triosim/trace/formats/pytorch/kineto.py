@@ -7,6 +7,7 @@ its launch on a thread of the host.
 from __future__ import annotations
 
 import bisect
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from triosim.errors import TraceError
 from triosim.input_files.reading import head, read_object
-from triosim.trace.step_facts import StepFacts
+from triosim.trace.step_facts import DOUBTS, StepFacts
 from triosim.trace.trace import SIMULATED
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver")
@@ -224,6 +225,8 @@ def _describe(profile: Profile, data: dict[str, Any], work: list[dict[str, Any]]
     profile.distributed = stated if isinstance(stated, dict) else {}
     if StepFacts.are_in(data):
         profile.facts, profile.times = StepFacts.of(data), SIMULATED
+        if profile.facts.doubts:
+            profile.software[DOUBTS] = json.dumps(dict(profile.facts.doubts))
     for key, value in data.items():
         if key.endswith("_version") and isinstance(value, (str, int)):
             profile.software[key.removesuffix("_version")] = str(value)
