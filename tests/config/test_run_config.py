@@ -10,6 +10,7 @@ import pytest
 import triosim
 from triosim import plugins
 from triosim.config import RunConfig, flags, readers, unread
+from triosim.config.commands import simulate_command
 from triosim.config.option import Option
 from triosim.errors import OptionError, PluginError
 from triosim.extrapolators import Extrapolator
@@ -92,3 +93,9 @@ def test_readers_follow_from_the_declarations() -> None:
 )
 def test_what_has_no_effect_is_noted(given: dict[str, Any], said: list[str]) -> None:
     assert list(unread(RunConfig.of(**given), ())) == said
+
+
+@pytest.mark.parametrize(("size", "said"), [("50 MiB", "'50 MiB'"), ("26 MB", "26000000")])
+def test_sizes_in_a_command_are_whole(size: str, said: str) -> None:
+    config = RunConfig.of(parallel="ddp=2", bucket_size=size)
+    assert simulate_command("t.json", config) == f"triosim simulate t.json --parallel ddp=2 --bucket-size {said}"

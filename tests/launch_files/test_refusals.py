@@ -115,3 +115,12 @@ def test_options_that_cannot_be(
     assert run(*words) == 2
     assert capsys.readouterr().err.startswith(f"triosim: error: {said}")
     assert not list(tmp_path.iterdir())
+
+
+def test_zero_2_beside_a_pipeline_is_refused(tmp_path: Path) -> None:
+    """As ``PipelineEngine`` of DeepSpeed does."""
+    zero = '"zero_optimization": {"stage": 2, "overlap_comm": true}'
+    text = f'{{"train_micro_batch_size_per_gpu": 1, {zero}, "pipeline": {{"stages": 2}}}}'
+    assert refused(tmp_path, "ds.json", text) == (
+        "ds.json:1: zero_optimization.stage: DeepSpeed has no ZeRO-2 and 3 with a pipeline; write 0 or 1"
+    )

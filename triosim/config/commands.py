@@ -37,6 +37,8 @@ def _words(option: Option, value: Any) -> Iterator[str]:
         yield on if value or not off else off
     else:
         shown = as_json(option, value)
+        if option.kind == "bytes" and isinstance(shown, float) and shown.is_integer():
+            shown = f"{int(shown) >> 20} MiB" if int(shown) % 2**20 == 0 else int(shown)
         yield from (option.where, shown if isinstance(shown, str) else str(shown))
 
 
