@@ -87,6 +87,15 @@ def test_megatron_core(tmp_path: Path) -> None:
     agrees(found, 2 * 2 * 4)
 
 
+def test_megatron_core_with_a_stand_in_of_transformer_engine(tmp_path: Path) -> None:
+    """Its layers gather and scatter sequences, and their fused norms launch less than Megatron-Core's own layers."""
+    launcher = ("--", "torchrun", "--nproc-per-node", "8", str(SCRIPTS / "megatron_train.py"))
+    found = run("megatron", tmp_path, "--stand-in", "transformer_engine", *launcher, "--te")
+    agrees(found, 2 * 2 * 4)
+    sent = {one["kind"] for one in found.result["collectives"] if one["axis"].startswith("TENSOR")}
+    assert {"all_gather", "reduce_scatter"} <= sent
+
+
 def test_timm(tmp_path: Path) -> None:
     found = run("timm", tmp_path, "--", "torchrun", "--nproc-per-node", "8", str(SCRIPTS / "timm_train.py"))
     agrees(found, 8 * 16)
@@ -130,9 +139,13 @@ def test_torchtitan_sends_the_tokens_that_are_drawn(tmp_path: Path, degrees: dic
 
 
 @pytest.mark.parametrize("routing", ["balanced", "zipf=1.2,seed=3"])
-def test_megatron_core_sends_the_tokens_that_are_drawn(tmp_path: Path, routing: str) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_megatron_core_sends_the_tokens_that_are_drawn(tmp_path: Path, routing: str, fused: bool) -> None:
+    """Also with TransformerEngine's layers, without which its router lacks a name."""
     command = ("--", "torchrun", "--nproc-per-node", "4", str(SCRIPTS / "megatron_experts.py"))
-    printed = run("megatron", tmp_path, "--routing", routing, "--ranks", "all", *command).printed
+    ours = ("--stand-in", "transformer_engine") if fused else ()
+    given = ("--te",) if fused else ()
+    printed = run("megatron", tmp_path, *ours, "--routing", routing, "--ranks", "all", *command, *given).printed
     lines = re.findall(r"^rank (\d) sent (\[.+\]) got (\[.+\])$", printed, re.MULTILINE)
     by_rank = [
         [(ast.literal_eval(one[1]), ast.literal_eval(one[2])) for one in lines if one[0] == rank] for rank in "0123"

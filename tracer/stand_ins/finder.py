@@ -81,7 +81,11 @@ class _Finder(DistributionFinder):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to run."""
+        """Import the modules below one, which are then its attributes."""
+        stand_in = self._stand_ins[_ALSO.get(module.__name__.split(".")[0], module.__name__.split(".")[0])]
+        for name in stand_in.modules:
+            if name.rpartition(".")[0] == module.__name__:
+                importlib.import_module(name)
 
     def find_distributions(self, context: DistributionFinder.Context = _ANY) -> Iterator[Distribution]:
         """Yield what is known of the packages of stand-ins, as if they were installed."""

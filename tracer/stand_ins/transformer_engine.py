@@ -7,14 +7,16 @@ Hopper take factors in one order alone; gradients are in ``float8_e5m2``. Scales
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from triosim.tracer.stand_ins.stand_in import StandIn
+from triosim.tracer.stand_ins.tensor_parallel import Parallel
 
 _fp8 = [False]
 
@@ -42,6 +44,26 @@ class Format:
     E4M3, E5M2, HYBRID = "E4M3", "E5M2", "HYBRID"
 
 
+class Fp8State:
+    """Whether products are in fp8."""
+
+    @staticmethod
+    def is_fp8_enabled() -> bool:
+        """Whether they are now."""
+        return _fp8[-1]
+
+
+class QuantizedTensor:
+    """The class of parameters in fp8, of which there are none."""
+
+
+class RandomStates:
+    """The states of random numbers by name, of which layers here have none of their own."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.states_: dict[str, Any] = {}
+
+
 class _Fp8Product(torch.autograd.Function):
     """x [tokens, k] times the transpose of weight [n, k], and its two gradients, in fp8."""
 
@@ -66,14 +88,24 @@ def _scaled(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> to
 
 
 class Linear(nn.Linear):
-    """A layer whose product is in fp8 where that is on."""
+    """A layer whose product is in fp8 where that is on, and a rank's part of one under tensor parallelism."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, **given: Any) -> None:
-        super().__init__(in_features, out_features, bias, **_factory(given))
+        self.parallel = Parallel.of(given)
+        column, row = (self.parallel.ranks if self.parallel.mode == one else 1 for one in ("column", "row"))
+        super().__init__(in_features // row, out_features // column, bias, **_factory(given))
+        self.parallel_mode = given.get("parallel_mode")
+        self.return_bias = bool(given.get("return_bias"))
+        self.parallel.mark(self.weight, self.bias)
 
-    def forward(self, input: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Return the product, and the bias added."""
-        return _product(input, self.weight, self.bias)
+    def set_tensor_parallel_group(self, tp_group: Any) -> None:
+        """Set the group over which the layer is divided."""
+        self.parallel.group = tp_group
+
+    def forward(self, inp: torch.Tensor, *_: Any, **__: Any) -> Any:
+        """Return the product, and the bias added, or beside it where that was asked for."""
+        found = self.parallel.product(_product, inp, self.weight, None if self.return_bias else self.bias)
+        return (found, self.bias) if self.return_bias else found
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -86,7 +118,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     return found if bias is None else found + bias.to(found.dtype)
 
 
-class LayerNormLinear(nn.Module):
+class LayerNormLinear(Linear):
     """A norm, and a product."""
 
     def __init__(
@@ -98,14 +130,35 @@ class LayerNormLinear(nn.Module):
         normalization: str = "LayerNorm",
         **given: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(in_features, out_features, bias, **given)
         self.norm = _norm(normalization, in_features, eps, given)
-        self.linear = Linear(in_features, out_features, bias, **_factory(given))
 
-    def forward(self, inp: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def forward(self, inp: torch.Tensor, *_: Any, **__: Any) -> Any:
         """Return the product of the norm."""
-        found: torch.Tensor = self.linear(self.norm(inp))
-        return found
+        return super().forward(self.norm(inp))
+
+
+class GroupedLinear(nn.Module):
+    """A product for each expert, of the rows that it gets."""
+
+    def __init__(self, num_gemms: int, in_features: int, out_features: int, bias: bool = True, **given: Any) -> None:
+        super().__init__()
+        self.parallel_mode, self.num_gemms = given.get("parallel_mode"), num_gemms
+        self.return_bias = bool(given.get("return_bias"))
+        for number in range(num_gemms):
+            part = nn.Linear(in_features, out_features, bias, **_factory(given))
+            self.register_parameter(f"weight{number}", part.weight)
+            self.register_parameter(f"bias{number}", part.bias)
+
+    def forward(self, inp: torch.Tensor, m_splits: Any, *_: Any, **__: Any) -> Any:
+        """Return the products of so many rows with each weight, biases added, or beside them where that was asked for."""
+        weights, biases = (
+            [getattr(self, f"{kind}{at}") for at in range(self.num_gemms)] for kind in ("weight", "bias")
+        )
+        added = [None] * self.num_gemms if self.return_bias else biases
+        parts = zip(inp.split(list(m_splits)), weights, added, strict=True)
+        found = torch.cat([_product(rows, weight, bias) for rows, weight, bias in parts])
+        return (found, biases) if self.return_bias else found
 
 
 class LayerNormMLP(nn.Module):
@@ -177,6 +230,7 @@ class LayerNorm(nn.LayerNorm):
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, **given: Any) -> None:
         super().__init__(hidden_size, eps=eps, **_factory(given))
+        _mark_sequence_parallel(self, given)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -184,13 +238,20 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, **given: Any) -> None:
         super().__init__(hidden_size, eps=eps, **_factory(given))
+        _mark_sequence_parallel(self, given)
+
+
+def _mark_sequence_parallel(norm: nn.Module, given: dict[str, Any]) -> None:
+    """Say of a norm's parameters that their gradients are of a rank's part of the sequence."""
+    for one in norm.parameters():
+        one.sequence_parallel = bool(given.get("sequence_parallel"))  # type: ignore[attr-defined]
 
 
 _GATED = {"swiglu": F.silu, "geglu": F.gelu, "reglu": F.relu}
 
 
 def _norm(kind: str, size: int, eps: float, given: dict[str, Any]) -> nn.Module:
-    return RMSNorm(size, eps, **_factory(given)) if kind == "RMSNorm" else LayerNorm(size, eps, **_factory(given))
+    return RMSNorm(size, eps, **given) if kind == "RMSNorm" else LayerNorm(size, eps, **given)
 
 
 def _factory(given: dict[str, Any]) -> dict[str, Any]:
@@ -198,10 +259,39 @@ def _factory(given: dict[str, Any]) -> dict[str, Any]:
     return {"device": given.get("device", "cuda"), "dtype": given.get("dtype", given.get("params_dtype"))}
 
 
-_RECIPES = dict.fromkeys(("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling"), Recipe)
+def general_gemm(
+    A: torch.Tensor,  # noqa: N803
+    B: torch.Tensor,  # noqa: N803
+    *_: Any,
+    out_dtype: torch.dtype | None = None,
+    layout: str = "TN",
+    bias: torch.Tensor | None = None,
+    grad: bool = False,
+    **__: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
+    """Return the product of B and A, each transposed where its letter of ``layout``, A's first, is T."""
+    first, second = (one.t() if by == "T" else one for one, by in ((B, layout[1]), (A, layout[0])))
+    found = first @ second
+    if bias is not None and not grad:
+        found = found + bias
+    return (found if out_dtype is None else found.to(out_dtype)), None, None, None
+
+
+def _not_there(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("the stand-in of transformer_engine has no fused router: run without --moe-router-fusion")
+
+
+_RECIPES = {
+    name: type(name, (Recipe,), {})
+    for name in ("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling")
+}
+_ROUTER = ("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function")
 _LAYERS = {
     one.__name__: one
-    for one in (Linear, LayerNormLinear, LayerNormMLP, DotProductAttention, LayerNorm, RMSNorm, fp8_autocast)
+    for one in (
+        *(Linear, LayerNormLinear, LayerNormMLP, GroupedLinear, DotProductAttention, LayerNorm, RMSNorm),
+        fp8_autocast,
+    )
 }
 STAND_IN = StandIn(
     version="2.8.0",
@@ -210,6 +300,18 @@ STAND_IN = StandIn(
     modules={
         "transformer_engine": {},
         "transformer_engine.pytorch": {**_LAYERS, "autocast": fp8_autocast},
+        "transformer_engine.pytorch.fp8": {"FP8GlobalStateManager": Fp8State, "fp8_autocast": fp8_autocast},
+        "transformer_engine.pytorch.tensor": {"QuantizedTensor": QuantizedTensor},
+        "transformer_engine.pytorch.distributed": {
+            "CudaRNGStatesTracker": RandomStates,
+            "activation_recompute_forward": lambda *_, **__: nullcontext(),
+            "checkpoint": checkpoint,
+        },
+        "transformer_engine.pytorch.cpp_extensions": {"general_gemm": general_gemm},
+        "transformer_engine.pytorch.module": {},
+        "transformer_engine.pytorch.ops": {"FusibleOperation": nn.Module, "Sequential": nn.Sequential},
+        "transformer_engine.pytorch.module.base": {"get_workspace": lambda: None},
+        "transformer_engine.pytorch.router": dict.fromkeys(_ROUTER, _not_there),
         "transformer_engine.common": {},
         "transformer_engine.common.recipe": {**_RECIPES, "Format": Format},
     },

@@ -1,13 +1,17 @@
-"""Megatron-Core: a GPT with tensor parallelism of 2 and a pipeline of 2, and a training loop of its own."""
+"""Megatron-Core: a GPT with tensor parallelism of 2 and a pipeline of 2, and a training loop of its own.
+
+With ``--te`` its layers are TransformerEngine's, and sequences are parallel.
+"""
 
 import os
+import sys
 import time
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt import gpt_layer_specs as specs
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -15,6 +19,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 WORDS, LENGTH, BATCH, MICRO_BATCHES = 1024, 256, 2, 4
+fused = "--te" in sys.argv
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.distributed.init_process_group("nccl", rank=rank, world_size=world)
@@ -23,13 +28,14 @@ model_parallel_cuda_manual_seed(123)
 config = TransformerConfig(
     num_layers=4, hidden_size=256, num_attention_heads=4, bf16=True, params_dtype=torch.bfloat16,
     pipeline_dtype=torch.bfloat16, tensor_model_parallel_size=2, pipeline_model_parallel_size=2,
-    gradient_accumulation_fusion=False, masked_softmax_fusion=False, persist_layer_norm=False,
+    sequence_parallel=fused, gradient_accumulation_fusion=False, masked_softmax_fusion=False, persist_layer_norm=False,
 )  # fmt: skip
 ends = {
     "pre_process": parallel_state.is_pipeline_first_stage(),
     "post_process": parallel_state.is_pipeline_last_stage(),
 }
-model = Float16Module(config, GPTModel(config, get_gpt_layer_local_spec(), WORDS, LENGTH, **ends).cuda())
+spec = specs.get_gpt_layer_with_transformer_engine_spec() if fused else specs.get_gpt_layer_local_spec()
+model = Float16Module(config, GPTModel(config, spec, WORDS, LENGTH, **ends).cuda())
 model = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True), model)
 settings = OptimizerConfig(
     lr=1e-4, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=True, clip_grad=1.0

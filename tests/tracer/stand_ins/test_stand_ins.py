@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import importlib  # noqa: E402
 import importlib.util  # noqa: E402
 import json  # noqa: E402
 import sys  # noqa: E402
@@ -13,6 +14,7 @@ from pathlib import Path  # noqa: E402
 
 from triosim.cli import run  # noqa: E402
 from triosim.errors import OptionError  # noqa: E402
+from triosim.tracer.patches import Patches  # noqa: E402
 from triosim.tracer.stand_ins import apex, finder, flash_attn  # noqa: E402
 
 LAYERS = """
@@ -138,3 +140,54 @@ def test_norms_and_scales_of_many_tensors() -> None:
     assert (copies[0][0].item(), tensors[0][0].item()) == (1.5, 3.0)
     apex.multi_tensor_scale(65536, None, [tensors, tensors], 0.5)
     assert tensors[1][0].item() == 2.0
+
+
+DIVIDED = """
+import os, torch, torch.distributed as dist, transformer_engine as te
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+given = dict(tp_size=2, tp_group=dist.group.WORLD, sequence_parallel=SEQUENCE, params_dtype=torch.bfloat16)
+up = te.pytorch.LayerNormLinear(64, 256, parallel_mode="column", **given)
+down = te.pytorch.Linear(256, 64, parallel_mode="row", **given)
+assert (up.weight.shape, down.weight.shape) == ((128, 64), (64, 128))
+assert up.weight.tensor_model_parallel and not down.bias.tensor_model_parallel
+assert up.norm.weight.sequence_parallel is SEQUENCE
+model = torch.nn.Sequential(up, down)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    x = torch.randn(16 if SEQUENCE else 32, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    out = model(x)
+    assert out.shape == x.shape
+    out.sum().backward()
+    assert x.grad.shape == x.shape
+    optimizer.step()
+"""
+
+
+@absent
+@pytest.mark.parametrize("sequence", [False, True])
+def test_layers_of_transformer_engine_send_what_tensor_parallelism_does(
+    sequence: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Korthikanti et al. 2022: with parallel sequences two gathers and two scatters, and what is not kept is gathered again."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(DIVIDED.replace("SEQUENCE", str(sequence)), encoding="utf-8")
+    ours = ["run", "--gpu", "H100", "--world", "2", "--stand-in", "transformer_engine", "-o", "result.json"]
+    assert run([*ours, "train.py"]) == 0
+    result = json.loads(Path("result.json").read_text(encoding="utf-8"))
+    whole = 2 * 32 * 4 * 64
+    sent = {(one["kind"], one["bytes"]): one["count"] for one in result["collectives"]}
+    assert sent == (
+        {("all_gather", whole): 3, ("reduce_scatter", whole): 2} if sequence else {("all_reduce", whole): 2}
+    )
+
+
+@absent
+def test_a_module_of_a_stand_in_has_those_below_it() -> None:
+    with Patches() as patches:
+        finder.install(patches, ["transformer_engine"], lambda _: None)
+        te = importlib.import_module("transformer_engine")
+        assert te.common.recipe.DelayedScaling(margin=1).margin == 1
+        left, right = torch.rand(3, 5), torch.rand(4, 5)
+        assert torch.equal(te.pytorch.cpp_extensions.general_gemm(left, right, layout="TN")[0], right @ left.T)
