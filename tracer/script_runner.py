@@ -145,6 +145,8 @@ def check_script(path: str | os.PathLike[str]) -> None:
         raise OptionError("there is no such script", where=str(path), fix="name a Python file")
     if Path(path).is_dir():
         raise OptionError("is a folder, not a script", where=str(path), fix="name a Python file")
+    if Path(path).is_char_device() or Path(path).is_block_device():  # /dev/zero has no end
+        raise OptionError("is a device, not a script", where=str(path), fix="name a Python file")
 
 
 def execute(path: str | os.PathLike[str], arguments: Sequence[str], *, module: bool = False) -> None:

@@ -96,3 +96,11 @@ def test_no_pickle_is_read(tmp_path: Path) -> None:
         ended = run(command.split(), tmp_path)
         assert ended.status == 2, (command, ended.errors)
         assert not (tmp_path / "caught").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "capture --fake -o out.json", "search --gpus 2 --script"])
+def test_a_device_is_no_script(command: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ended = run([*command.split(), "/dev/zero"], tmp_path)
+    assert ended.status == 2
+    assert "/dev/zero: is a device, not a script" in ended.errors
