@@ -120,6 +120,20 @@ def test_ranks_of_other_stages_have_the_same_host(parallel: str) -> None:
     same(run(False, parallel, "a node of two hosts", **options), folded)
 
 
+@pytest.mark.parametrize("parallel", ["zero2=8,pp=3", "fsdp=6,pp=4", "fsdp=6,dp=4"])
+@pytest.mark.parametrize("gpus_per_host", [3, 4])
+def test_stages_may_share_hosts_unevenly(parallel: str, gpus_per_host: int) -> None:
+    """Of a stage's ranks some may be on hosts of their own, and others on one that another stage copies to: they differ."""
+    topology = {key: value for key, value in _NODES.items() if key not in ("gpus_per_node", "inter_node")}
+    topology |= {"gpus": 24, "host": {"bandwidth": "3 GB/s", "gpus_per_host": gpus_per_host}}
+    options = {"topology": topology, "compute_model": "linear", "micro_batches": 4}
+    asked, not_asked = (
+        triosim.simulate(gpt(), parallel, offload="optimizer=host,activations=pool", fold=fold, **options).data
+        for fold in (True, False)
+    )
+    same(not_asked, asked)
+
+
 def test_ranks_that_wait_for_each_other_s_accesses_are_simulated_one_by_one() -> None:
     limited = {**_NODES, "host_memory": {**_DRAM, "simultaneous": 2}}
     options = {"topology": limited, "compute_model": "linear", "offload": "optimizer=host"}

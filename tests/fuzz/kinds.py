@@ -344,6 +344,7 @@ KINDS: tuple[Kind, ...] = (
         (
             "topology topology.yaml",
             "simulate trace.json -p zero2 -n 4 --offload optimizer=nvme -t topology.yaml -o out.json",
+            "simulate trace.json -p fsdp -n 4 --fold --offload parameters=pool,optimizer=host -t topology.yaml -o out.json",
             "memory trace.json -p fsdp -n 4 --offload parameters=pool,optimizer=host -t topology.yaml",
         ),
     ),
