@@ -78,8 +78,9 @@ class RouterOperators:
         tokens = scores.shape[:-1]
         asked = Routed(self._modules.path(router), math.prod(tokens), scores.shape[-1], count)
         again = torch._C._current_graph_task_id() != -1  # activations that were not kept are computed again
-        rank, without = _drawing_rank(router, self._rank), _without(scores)
+        without = _without(scores)
         with torch._C._DisableTorchDispatch():
+            rank = _drawing_rank(router, self._rank)
             drawn = self.drawn.draw(asked, rank, trains=router.training, again=again, without=without)
             experts = torch.from_numpy(drawn)
         indices = scores.new_empty((*tokens, *last), dtype=torch.int64)
