@@ -174,9 +174,9 @@ def _convert(mode: DeviceMode) -> Callable[..., ConvertFrameReturn]:
             except Exception as error:
                 failed = getattr(error, "inner_exception", error)
         why = textwrap.shorten(str(failed).strip().partition("\n")[0], _LONGEST)
+        name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # from Python 3.11 on
         mode.recorder.note(
-            f"{frame.f_code.co_qualname} cannot be compiled without a GPU ({type(failed).__name__}: {why}): captured as it is "
-            "written"
+            f"{name} cannot be compiled without a GPU ({type(failed).__name__}: {why}): captured as it is written"
         )
         return ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 
