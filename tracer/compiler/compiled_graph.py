@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator
+from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from triosim.trace import Phase
@@ -23,6 +23,7 @@ from triosim.tracer.recorder.device_tensors import on_device
 
 #: So often a graph runs before it is replayed as a CUDA graph: once as it is, and once to be captured.
 _WARMUP = 2
+_FLEX = (flex_attention, flex_attention_backward)
 #: The compiler's own operators for random numbers, which have no rule for fake tensors.
 _RANDOM = "prims.inductor_"
 
@@ -153,7 +154,7 @@ class CompiledGraph:
             self._mode.recorder.operator("aten::index_put_", {}, [one for one in others if on_device(one)], ())
             storage_contents.forget(changed)
             return changed
-        if isinstance(node.target, HigherOrderOperator):
+        if node.target in _FLEX:
             return self._flex(node, given)
         with nullcontext() if call.recorded else self._mode.muted():
             if str(node.target).startswith(_RANDOM):
