@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+import time
+
+#: How often removing a folder begins anew, where processes that a script started are still writing into it as they end.
+_TRIES = 20
+_WAIT_S = 0.1
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
@@ -12,9 +17,18 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
         super().__init__(prefix="triosim-")
 
     def cleanup(self) -> None:
-        """Remove the folder."""
+        """Remove the folder. Raises ``OSError`` where something goes on writing into it."""
         try:
-            super().cleanup()
+            self._remove()
         except KeyboardInterrupt:
-            super().cleanup()
+            self._remove()
             raise
+
+    def _remove(self) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                return super().cleanup()
+            except OSError:
+                if not left:
+                    raise
+                time.sleep(_WAIT_S)

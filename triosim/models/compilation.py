@@ -7,6 +7,7 @@ stays as it is. Of a captured one the compiler's graphs are (``triosim.tracer.co
 - Element-wise operators, copies, and reductions over the last dimension that depend on each other are one kernel, up to an
   operator that is not one of these (a product, attention) and reads what they made. A kernel writes what others read.
 - A reduction over rows (the gradient of a norm's weight) is a kernel of its own, which recomputes what it reads.
+- A result that is another one in another type is not written for a later kernel, which converts again what it reads.
 - The backward pass recomputes what the forward pass did not write to memory; small results, such as one number a row, are
   kept.
 - What a view shows to every head of attention is in memory: ranks that have some of the heads each add its gradients up.
@@ -15,7 +16,7 @@ stays as it is. Of a captured one the compiler's graphs are (``triosim.tracer.co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ _FUSED = frozenset(("elementwise", "softmax", "copy"))
 _NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm"))
 _MOVES = frozenset(("cat", "stack", "slice_backward", "select_backward"))
 _REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "var_mean"))
+_CONVERSIONS = frozenset(("to_copy", "convert_element_type"))
 _FOR_EACH = "foreach_"
 #: A result of which there is one number for so many of its kernel, or fewer, is kept for the backward pass.
 _SMALL = 64
@@ -267,10 +269,10 @@ class Fusion:
         return self._sources[key].values()
 
     def _recomputes(self, tensor: Tensor, of: _Kernel, reader: _Kernel) -> bool:
-        """Whether a kernel recomputes a result: a large one that is in no memory, for row sums or another pass."""
+        """Whether a kernel recomputes a result: a large one in no memory, for row sums or another pass, or of another type."""
         if self._small(tensor, of) or tensor.storage in self._in_memory:
             return False
-        return reader.rows or of.phase != reader.phase
+        return reader.rows or of.phase != reader.phase or self._converted(tensor) is not None
 
     def _small(self, tensor: Tensor, of: _Kernel) -> bool:
         return self._base[tensor.storage] * _SMALL <= of.numel
@@ -287,8 +289,24 @@ class Fusion:
                 if of is None or of is reader:
                     continue
                 if reader is None or (not reader.rows and of.phase == reader.phase):
-                    found.add(tensor.storage)
+                    found.update(self._kept_for(tensor, reader))
         return frozenset(found)
+
+    def _kept_for(self, tensor: Tensor, reader: _Kernel | None) -> Iterator[int]:
+        """Yield the storage of a result that a later reader finds in memory: of a conversion, what a kernel converts again."""
+        source = None if reader is None else self._converted(tensor)
+        of = None if source is None else self._made_by(source)
+        if source is None or of is reader:
+            yield tensor.storage
+        elif of is not None:
+            yield source.storage
+
+    def _converted(self, tensor: Tensor) -> Tensor | None:
+        """Return what a result is, but for its type; None for what more was computed for."""
+        maker = self._maker.get(tensor.storage)
+        if maker is None or base_name(maker.name) not in _CONVERSIONS or len(maker.inputs) != 1:
+            return None
+        return maker.inputs[0] if maker.inputs[0].numel == tensor.numel else None
 
     def _written(
         self, kernel: _Kernel, read: list[Tensor], wanted: set[int], ends: Mapping[int, int]

@@ -110,3 +110,19 @@ def test_a_kernel_computes_in_place_of_a_result_that_it_reads_last() -> None:
         x = torch.randn(1024, 1024, device="cuda")
         found = peak_of(lambda: torch.compile(lambda x: (x @ x).relu() + 1)(x))
     assert found == 1024 * 1024 * 4
+
+
+def test_a_result_in_another_type_is_converted_where_it_is_read() -> None:
+    """A kernel after the product reads in bfloat16 what it computes with in fp32."""
+    unit = 1024 * 1024 * 2
+    with fake_capture("H100-SXM"):
+        x = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
+
+        @torch.compile
+        def run(x: Any) -> Any:
+            rows = (x @ x).relu()
+            wide = rows.float()
+            return (wide * (rows @ x).amax()).bfloat16()
+
+        found = peak_of(lambda: run(x))
+    assert 2 * unit <= found < 2.1 * unit
