@@ -142,6 +142,8 @@ def test_a_group_that_is_cut_short_is_found_by_its_pattern_or_at_the_top(tmp_pat
         stated = {**reduction(8), "Process Group Ranks": "[1, ...]", **about, "Collective name": "_allgather_base"}
         info = {"backend": "nccl", "rank": 1, "world_size": 8, "pg_config": groups}
         write(tmp_path, 1, launched(1, 0, 5, 9, kernel, **stated), world=8, distributedInfo=info)
+        for rank in (0, *range(2, 8)):
+            write(tmp_path, rank, launched(1, 0, 5, 9), world=8)
         found = streams(tmp_path)
         asked = found.traces[1].operators[0].communication
         assert asked is not None
@@ -183,6 +185,65 @@ def test_a_step_that_was_profiled_takes_as_long_when_it_is_read(tmp_path: Path, 
     assert triosim.simulate(str(tmp_path / "profiles"), topology=SWITCH.format(20)).step_time_s == pytest.approx(
         slower, rel=0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("deleted", "like"),
+    [
+        ((6, 7), (0, 1, 2, 3, 4, 5, 4, 5)),
+        (
+            (1, 2, 3, 4, 6, 7),
+            (0, 0, 0, 5, 0, 5, 0, 5),
+        ),  # rank 1 is first in 'fsdp', as rank 0, and second in 'tp', as rank 5
+        ((0,), (1, 1, 2, 3, 4, 5, 6, 7)),
+    ],
+)
+def test_ranks_without_a_profile_run_what_those_with_their_position_run(
+    tmp_path: Path, deleted: tuple[int, ...], like: tuple[int, ...]
+) -> None:
+    """Ranks 0, 2, 4, 6 have the first shard of tensor parallelism, and groups that nobody profiled have their places."""
+    topology = "switch(8, bandwidth=100 GB/s, latency=1 us)"
+    model = {"layers": 2, "gpu": "A100", "parallel": "fsdp=4,tp=2"}
+    ran = triosim.simulate("gpt2", topology=topology, timeline=True, **model)
+    ran.save_kineto(str(tmp_path))
+    for rank in deleted:
+        (tmp_path / f"rank-{rank}.json.gz").unlink()
+    found = streams(tmp_path)
+    assert found.groups["tp"] == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert found.groups["fsdp"] == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert found.like == like
+    again = triosim.simulate(str(tmp_path), topology=topology)
+    assert again.step_time_s == pytest.approx(ran.step_time_s, rel=0.01)
+    assert any("assumed to run the same operators" in note for note in again.notes)
+
+
+def test_missing_ranks_whose_partners_cannot_be_known_are_named(tmp_path: Path) -> None:
+    model = {"layers": 4, "gpu": "A100", "parallel": "pp=2,tp=4"}
+    triosim.simulate("gpt2", timeline=True, **model).save_kineto(str(tmp_path))
+    for rank in (1, 2, 3, 4, 6, 7):
+        (tmp_path / f"rank-{rank}.json.gz").unlink()
+    with pytest.raises(
+        TriosimError, match=r"profiles of ranks 1-4,6-7 are missing, and others send .* write all ranks"
+    ):
+        read(tmp_path)
+
+
+def test_missing_ranks_of_irregular_groups_are_named(tmp_path: Path) -> None:
+    """Ranks 0 and 3 of 5 reduce; nobody knows with whom ranks 1, 2 and 4 do."""
+    stated = {**reduction(8), "Process Group Ranks": "[0, 3]", "Group size": 2}
+    for rank in (0, 3):
+        write(tmp_path, rank, launched(1, 0, 5, 9, "ncclDevKernel_AllReduce", **stated), world=5)
+    with pytest.raises(TriosimError, match="profiles of ranks 1-2,4 are missing, and their groups cannot be known"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["\n", "", "{}", '{"schema'])
+def test_a_damaged_profile_of_a_rank_is_refused(tmp_path: Path, content: str) -> None:
+    write(tmp_path, 0, EVENTS)
+    (tmp_path / "rank1.json").write_text(content, encoding="utf-8")
+    (tmp_path / "about.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(TriosimError, match=r"rank1\.json: is called like the profiles beside it and is none"):
+        read(tmp_path)
 
 
 def test_profiles_of_all_ranks_are_converted_to_their_graphs(tmp_path: Path) -> None:

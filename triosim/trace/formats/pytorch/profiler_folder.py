@@ -56,6 +56,7 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace | TaskStreams:
         fix = "give a directory with both, as triosim.tracer.capture() writes them"
         raise TraceError(what, where=str(path), fix=fix)
     if path.is_dir() and any(_is_of_several(file) for file in profiles):
+        _check_names(path, profiles)
         parsed = [(file, _parsed(kineto.read, file, "PyTorch's profiler writes it")) for file in profiles]
         if any(profile.work for _, profile in parsed):
             return rank_profiles.read(parsed, path)
@@ -68,6 +69,17 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace | TaskStreams:
             what = f"there is more than one {kind}: {found[0].name} and {found[1].name}"
             raise TraceError(what, where=str(path), fix="keep one step a directory")
     return read_step(path, profiles[0], graphs[0] if graphs else None, lightly=lightly, batch_size=batch_size)[0]
+
+
+def _check_names(folder: Path, profiles: Sequence[Path]) -> None:
+    """Raise ``TraceError`` for a file that is called like the profiles, but for the rank, and is none."""
+    names = {re.sub(r"\d+", "0", file.name) for file in profiles}
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file not in profiles and re.sub(r"\d+", "0", file.name) in names:
+            if execution_trace.recognises(file):
+                continue
+            what = "is called like the profiles beside it and is none: it is empty, cut short or of another kind"
+            raise TraceError(what, where=str(file), fix="write it again, or delete it")
 
 
 def _is_of_several(profile: Path) -> bool:

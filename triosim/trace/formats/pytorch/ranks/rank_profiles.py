@@ -20,6 +20,7 @@ from triosim.trace.copies import COPIED_BYTES, COPY_LABEL, COPY_STREAM, is_host_
 from triosim.trace.formats.pytorch.host_waits import HostWaits, blocks
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
 from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, OPTIMIZER_STEP, last_step
+from triosim.trace.formats.pytorch.ranks import missing_ranks
 from triosim.trace.formats.pytorch.ranks.nccl_kernels import Transfer, purposes_of, transfer_of
 from triosim.trace.formats.pytorch.ranks.rank_calls import INFERRED, calls_of
 from triosim.trace.formats.pytorch.ranks.samples import RankBatch, parts_of_samples, rank_batch, samples
@@ -35,9 +36,9 @@ _COMPUTE = "compute"
 
 
 def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
-    """Return the step of several ranks; ranks without a profile are taken to run what the last one before them runs.
+    """Return the step of several ranks; those without a profile run what others do (``missing_ranks``).
 
-    Raises ``TraceError`` where a profile does not say what is needed, or two are of one rank.
+    Raises ``TraceError`` where a profile does not say what is needed, two are of one rank, or what is missing cannot be known.
     """
     by_rank: dict[int, Profile] = {}
     world = 0
@@ -58,7 +59,8 @@ def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
     known = sorted(by_rank)
     readers = {rank: _RankReader(rank, by_rank[rank], families, source) for rank in known}
     traces = {rank: reader.trace() for rank, reader in readers.items()}
-    like = tuple(known[max(0, bisect.bisect_right(known, rank) - 1)] for rank in range(world))
+    groups = families.groups if len(known) == world else missing_ranks.completed(families.groups, world)
+    like = missing_ranks.stand_ins(traces, groups, world, str(source))
     batches = {rank: reader.batch() for rank, reader in readers.items()}
     found = samples(batches, like)
     traces = {rank: replace(trace, batch_size=found.by_rank.get(rank, 1)) for rank, trace in traces.items()}
@@ -70,14 +72,14 @@ def read(profiles: Sequence[tuple[Path, Profile]], source: Path) -> TaskStreams:
     return TaskStreams(
         traces,
         like,
-        families.groups,
+        groups,
         source=str(source),
         global_batch_size=facts.global_batch_size or found.total,
         complete=complete,
         memory_bound=facts.memory_bound,
         notes=tuple(dict.fromkeys(note for one in batches.values() for note in one.notes)),
         measured_together=True,
-        sample_parts=max(facts.sample_parts, parts_of_samples(families.groups)),
+        sample_parts=max(facts.sample_parts, parts_of_samples(groups)),
     )
 
 

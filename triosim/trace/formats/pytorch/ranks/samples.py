@@ -110,7 +110,7 @@ def samples(ranks: Mapping[int, RankBatch], like: Sequence[int]) -> Samples:
         together = [ranks[rank] for rank in known]
         first = together[0].samples * passes(one.runs for one in together)
         by_rank.update((rank, first) for rank in known if first)
-        if first and all(one.peers <= ranks.keys() for one in together):
+        if first:
             shares.update((rank, Fraction(first, len(members))) for rank in known)
     if len(shares) < len(ranks):
         return Samples(by_rank, None)
