@@ -31,7 +31,7 @@ NAME = "fused::chain"
 _FUSED = frozenset(("elementwise", "softmax", "copy"))
 _NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm"))
 _MOVES = frozenset(("cat", "stack", "slice_backward", "select_backward"))
-_REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "var_mean"))
+_REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "max", "min", "prod", "var_mean"))
 _CONVERSIONS = frozenset(("to_copy", "convert_element_type"))
 _FOR_EACH = "foreach_"
 #: A result of which there is one number for so many of its kernel, or fewer, is kept for the backward pass.
@@ -193,7 +193,8 @@ class Fusion:
         if name.startswith(_FOR_EACH):
             return "chain" if _FOR_EACH in self._also else None
         if name in _REDUCTIONS and given:
-            dims = operator.attributes.get("dim")
+            given_dims = operator.attributes.get("dim")
+            dims = [given_dims] if isinstance(given_dims, int) else given_dims
             rank = len(operator.inputs[0].shape)
             return "chain" if isinstance(dims, list) and {dim % max(rank, 1) for dim in dims} == {rank - 1} else "rows"
         if name in self._also:

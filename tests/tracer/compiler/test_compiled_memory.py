@@ -126,3 +126,11 @@ def test_a_result_in_another_type_is_converted_where_it_is_read() -> None:
 
         found = peak_of(lambda: run(x))
     assert 2 * unit <= found < 2.1 * unit
+
+
+def test_the_largest_magnitude_is_found_where_its_tensor_is_read() -> None:
+    """As fp8 scales are: no kernel writes the magnitudes of all elements."""
+    with fake_capture("H100-SXM"):
+        x = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
+        found = peak_of(lambda: torch.compile(lambda x: (x @ x).abs().max())(x))
+    assert found < 1.1 * 1024 * 1024 * 2
