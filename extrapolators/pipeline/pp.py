@@ -42,10 +42,10 @@ from triosim.extrapolators.pipeline.divided_optimizer import DividedOptimizer
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
 from triosim.extrapolators.pipeline.stages import (
-    begins_inside,
     block_seconds,
     forward_blocks_of_backward,
     stage_starts,
+    too_many_stages,
     whole_units,
 )
 from triosim.sharding.dataflow import Dataflow, StoredValue
@@ -122,9 +122,9 @@ class PipelineParallel(Extrapolator):
             starts = tuple(stage_starts(self.config, program.stages[0], schedule.stages, seconds_by_stage))
         whole, parts = program.stages[0], self._parts(mesh, program.stages[0].forward, starts)
         pipeline = Pipeline(program, starts, schedule, parts)
-        if self.config.stages is None and self.config.stage_division == "auto" and begins_inside(whole.forward, starts):
-            what = f"{len(starts)} stages are more than there are whole layers, embedding and loss counted"
-            program = program.noted(f"pp: {what}, so some begin inside a layer, which frameworks do not do")
+        chosen = self.config.stages is None and self.config.stage_division == "auto"
+        if chosen and (note := too_many_stages(whole.forward, starts)):
+            program = program.noted(f"pp: {note}")
         return replace(
             program,
             stages=_STAGES.get(BlocksSource((starts, parts), (whole.forward, whole.backward)), pipeline.stages),

@@ -140,9 +140,23 @@ def whole_units(blocks: Sequence[Block]) -> list[int]:
     return [*([0] if units[0] else []), *units, *following]
 
 
-def begins_inside(blocks: Sequence[Block], starts: Sequence[int]) -> bool:
-    """Whether a stage begins inside a unit, where there are any."""
-    return any(numbered_module_of(block.layer) for block in blocks) and not {*starts} <= {*whole_units(blocks)}
+def too_many_stages(blocks: Sequence[Block], starts: Sequence[int]) -> str | None:
+    """Return a note where there are more stages than units: some begin inside a unit, or have none."""
+    if not any(numbered_module_of(block.layer) for block in blocks):
+        return None
+    if not {*starts} <= {*whole_units(blocks)}:
+        what = f"{len(starts)} stages are more than there are whole layers, embedding and loss counted"
+        return f"{what}, so some begin inside a layer, which frameworks do not do"
+    layers = len(_unit_starts(blocks))
+    if len(starts) <= layers:
+        return None
+    ends = (*starts[1:], len(blocks))
+    held = [any(numbered_module_of(one.layer) for one in blocks[a:b]) for a, b in zip(starts, ends, strict=True)]
+    without = [index for index, holds in enumerate(held) if not holds]
+    which = f"stage {without[0]} has" if len(without) == 1 else f"stages {', '.join(map(str, without))} have"
+    return (
+        f"{len(starts)} stages are more than the {layers} layers, so {which} no layer, only the embedding or the loss"
+    )
 
 
 def equal_starts(blocks: Sequence[Block], stages: int) -> list[int]:

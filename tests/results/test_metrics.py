@@ -191,6 +191,19 @@ def test_tokens_of_micro_batches_are_those_of_all_calls_of_the_table() -> None:
     assert tokens_of(replace(trace, operators=(*calls[:1], *others))) is None  # half of the samples are elsewhere
 
 
+def test_tokens_of_a_part_of_the_table_are_computed_of_those_of_the_input() -> None:
+    """As ranks of tensor parallelism look up: indices of their own rows, made of the input's."""
+    trace = traces.transformer(batch=2, tokens=8)
+    (lookup,) = (one for one in trace.operators if one.name == "aten::embedding" and one.phase == "forward")
+    (given,) = (one for one in lookup.inputs if one.category == "input")
+    own = replace(given, id=1_000_000, category="activation")
+    offset = replace(lookup, name="aten::sub", inputs=(given,), outputs=(own,))
+    masked = replace(lookup, inputs=tuple(own if one is given else one for one in lookup.inputs))
+    others = tuple(one for one in trace.operators if one is not lookup)
+    assert tokens_of(replace(trace, operators=(offset, masked, *others))) == 8
+    assert tokens_of(replace(trace, operators=(masked, *others))) is None  # indices of nobody's input, as of positions
+
+
 def test_tokens_can_be_said_and_pictures_have_none() -> None:
     assert tokens_of(traces.convnet()) is None
     assert simulate(traces.convnet(), "single", gpus=1).metrics.tokens_per_s is None

@@ -14,7 +14,7 @@ pass counts twice the forward pass. Hardware FLOPs are counted in what the ranks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,23 +123,35 @@ def axis_traffic(collectives: Iterable[CollectiveTimes], exposed: Iterable[Expos
 
 
 def _tokens_of(run: FinishedRun) -> float | None:
-    tokens = tokens_of(run.trace)
+    """Return the tokens of a sample, with all its parts. Only the ranks of a first stage look tokens up."""
+    traces = (run.trace, *(trace for trace, _ in run.step.work if trace is not run.trace))
+    tokens = next(filter(None, map(tokens_of, traces)), None)
     return tokens and tokens * run.step.sample_parts
 
 
 def tokens_of(trace: Trace) -> float | None:
     """Return the tokens of a sample: its indices into an embedding table; None without any.
 
-    A table counts that is given each sample of the step once, in one call or in those of several micro-batches.
+    A table counts that is given each sample of the step once, in one call or in those of several micro-batches. Its indices
+    are integers of the input, or computed of them one by one, as a rank does that has a part of the table's rows.
     """
     fed: dict[str, list[Tensor]] = {}
+    computed: set[int] = set()
     for operator in trace.operators:
+        if operator.phase != "forward":
+            continue
+        found = [one for one in operator.inputs if one.shape and _is_index(one, computed)]
+        shapes = {one.shape for one in found}
+        computed.update(one.id for one in operator.outputs if "int" in one.dtype and one.shape in shapes)
         pooled = features.is_pooled_look_up(operator)  # which adds the rows of a sample up
-        if operator.phase == "forward" and kind_of(features.base_name(operator.name)) == "embedding" and not pooled:
-            found = [one for one in operator.inputs if one.category == "input" and "int" in one.dtype and one.shape]
+        if found and kind_of(features.base_name(operator.name)) == "embedding" and not pooled:
             fed.setdefault(operator.layer, []).extend(found)
     each_once = [given for given in fed.values() if sum(one.shape[0] for one in given) == trace.batch_size]
     return max((sum(one.numel for one in given) / trace.batch_size for given in each_once), default=None)
+
+
+def _is_index(tensor: Tensor, computed: Set[int]) -> bool:
+    return "int" in tensor.dtype and (tensor.category == "input" or tensor.id in computed)
 
 
 def model_flops(work: Iterable[tuple[Trace, float]], gpu: Gpu | None, *, training: bool = True) -> dict[str, float]:

@@ -397,3 +397,16 @@ def test_stages_inside_of_layers_are_noted() -> None:
     assert any(what in note for note in planned(deep, "pp", 5, micro_batches=1).notes)
     assert not any("whole layers" in note for note in planned(deep, "pp", 4, micro_batches=1).notes)
     assert not any("whole layers" in note for note in planned(traces.mlp(), "pp", 2, micro_batches=1).notes)
+
+
+def test_stages_without_a_layer_are_noted() -> None:
+    """Frameworks can have them, for the embedding or the loss, but no layer is divided."""
+    deep = traces.transformer(blocks=2)
+
+    def noted(stages: int) -> list[str]:
+        return [note for note in planned(deep, "pp", stages, micro_batches=1).notes if "stages are more" in note]
+
+    assert noted(2) == []
+    assert noted(3)[0].startswith("pp: 3 stages are more than the 2 layers, so stage ")
+    both = "so stages 0, 3 have no layer, only the embedding or the loss"
+    assert noted(4) == [f"pp: 4 stages are more than the 2 layers, {both}"]
