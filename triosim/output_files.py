@@ -129,12 +129,12 @@ def writing_bytes(path: PathLike) -> Iterator[BinaryIO]:
     """Open ``path`` for bytes; it appears under its name when the block is left without an exception."""
     check_writable(path)
     if str(path) == STANDARD_OUTPUT:
-        with _named_errors("standard output"), open(1, "wb", closefd=False) as file:
-            yield file
+        with _named_errors("standard output"), open(1, "wb", closefd=False) as output:
+            yield output
         return
     if not _replaceable(Path(path)):  # a device or a pipe, such as /dev/stdout, whose real path may not be to be opened
-        with _named_errors(path), open(path, "wb") as file:
-            yield file
+        with _named_errors(path), open(path, "wb") as device:
+            yield device
         return
     target = Path(os.path.realpath(path))  # through a symbolic link, which stays one
     _remove_abandoned(target)
