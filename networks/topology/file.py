@@ -101,11 +101,9 @@ def _checked(mapping: dict[str, Any], location: Location, asked: int | None) -> 
 
 def _check_parentheses(text: str) -> None:
     """Raise ``TopologyError`` for the name of a topology with a parenthesis that is not closed, or not opened."""
-    missing = text.count("(") - text.count(")")
     name = text.partition("(")[0].strip(" )")
-    if missing and name.lower() in (*SHAPES, *PRESETS, *dimensional.BLOCKS) and not os.path.exists(text):
-        fix = f"end it in '{')' * missing}'" if missing > 0 else "leave it out"
-        raise TopologyError(f"a parenthesis is not {'closed' if missing > 0 else 'opened'}", where=text, fix=fix)
+    if name.lower() in (*SHAPES, *PRESETS, *dimensional.BLOCKS) and not os.path.exists(text):
+        yaml_lines.check_parentheses(text)
 
 
 def from_mapping(mapping: Mapping[str, Any], *, source: str = "topology", gpus: int | None = None) -> Description:
@@ -165,9 +163,14 @@ def _tuple(value: Any) -> list[Any]:
 def _notation(text: str) -> dict[str, Any]:
     """Return ``Ring(4, bandwidth=100 GB/s, latency=1 us)_Switch(2, bandwidth=...)`` as the mapping that a file would hold."""
     figures: dict[str, list[Any]] = {"bandwidth": [], "latency": []}
-    blocks = []
-    for word, arguments in dimensional.parts(text):
+    blocks, parts = [], list(dimensional.parts(text))
+    for word, _ in parts:
+        with Location(text).at():
+            dimensional.block_of(word)
+    for word, arguments in parts:
         size, *others = yaml_lines.split_arguments(arguments) or [""]
+        for argument in (size, *others):
+            yaml_lines.check_comma(argument, text)
         said = {key.strip(): value.strip() for key, _, value in (other.partition("=") for other in others)}
         for key in said:
             if key not in figures:

@@ -34,7 +34,8 @@ def _bandwidth(value: Any) -> float:
 def _latency(value: Any) -> float:
     number = _quantity(parse_time, value)
     if not 0 <= number <= LONGEST_LATENCY:
-        raise ValueError(f"'{value}' is not from 0 to {LONGEST_LATENCY:g} s; write a time such as '500 ns'")
+        what = "more than any link has" if number > LONGEST_LATENCY else "not a time of 0 or more"
+        raise ValueError(f"'{value}' is {what}; write a time such as '500 ns'")
     return number
 
 
@@ -80,7 +81,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 def _even(value: Any) -> int:
     k = _count(value)
     if k % 2 or k > 128:
-        raise ValueError(f"k: {k} is not an even number from 2 to 128")
+        raise ValueError(f"{k} is not an even number from 2 to 128")
     return k
 
 

@@ -472,6 +472,17 @@ def test_heavy_packages_are_not_imported_for_a_simulation(trace: Path) -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")
 
 
+def test_a_line_of_error_has_at_most_300_characters(run: Run) -> None:
+    for arguments in (
+        ["simulate", "a/" * 400],
+        ["gpus", f"H100({'x=1, ' * 200})"],
+        ["simulate", "gpt2", "--like", "y" * 900],
+    ):
+        status, _, err = run(*arguments)
+        assert status == 2
+        assert len(one_line(err).rstrip("\n")) <= 300
+
+
 def test_a_name_that_is_too_long_for_a_file_is_one_line(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(f"trace: {'x' * 300}/a.json\n")

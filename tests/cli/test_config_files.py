@@ -129,6 +129,11 @@ def test_a_config_of_transformers_is_a_subject(tmp_path: Path, capsys: pytest.Ca
             ["simulate", "lama3-8b"],
             "lama3-8b: there is no such file or directory, and no model of this name; did you mean 'llama3-8b'?",
         ),
+        (["simulate", "gpt2(layers=2"], "gpt2(layers=2: a parenthesis is not closed; end it in ')'"),
+        (
+            ["simulate", str(TRACE), "--host-overhead", "5"],
+            "5 has no unit, and would be seconds; write for example '5 us'",
+        ),
         (["simulate", "missing.json"], "missing.json: there is no such file or directory"),
         (["compare", "runs/llama3-8b", "-n", "2"], "runs/llama3-8b: there is no such file or directory"),
         (["simulate", *MODEL, "--dtype", "5"], "--dtype: unknown dtype '5'; known: bfloat16, float16, float32"),

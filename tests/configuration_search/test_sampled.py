@@ -130,6 +130,8 @@ def test_keys_of_a_topology_vary() -> None:
         ({"budget": "many"}, "--budget: 'many' is neither a number of points nor a time"),
         ({"budget": "0"}, "--budget: '0' is not from 1 to 1e9 points"),
         ({"sampler": "grid"}, "--sampler: 'grid' is not known"),
+        ({"sampler": None, "budget": "5"}, "--budget: has no effect without a sampler; add --sampler tpe"),
+        ({"sampler": None, "seed": 0}, "--seed: has no effect without a sampler; add --sampler tpe"),
         ({"screen": "analytical"}, "--screen: a sampler simulates what it draws"),
         ({"vary": {"tp": [3]}}, "no point that was drawn is valid: 1 break the rule 'gpus'"),
         ({"network_budget": 5}, "--network-budget: the topology has no prices"),

@@ -21,7 +21,7 @@ from triosim import cli
 #: Of processor time, in seconds: what other processes do meanwhile does not count.
 MOST_SECONDS = 20
 MOST_BYTES = 2 * 10**9
-LONGEST_LINE = 500
+LONGEST_LINE = 300
 
 _ESCAPES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 

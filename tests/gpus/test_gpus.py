@@ -309,6 +309,9 @@ WRONG_BOARDS = [
     ("H100(name=mine)", "'name' is no key of a board"),
     ("H10(power=500 W)", "there is no GPU"),
     ("H100(flops=[)", "not valid YAML"),
+    ("H100(power=500 W", r"H100\(power=500 W: a parenthesis is not closed; end it in '\)'"),
+    ("H100(power=500 W bandwidth=2 TB/s)", "a comma is missing before 'bandwidth'; write 'power=500 W, bandwidth=...'"),
+    ("H100(memory=1 GB, capacity=2 GB)", "'capacity' is given twice"),
 ]
 
 

@@ -61,6 +61,7 @@ def test_results_lie_as_pytorch_lays_them() -> None:
     ("arguments", "said"),
     [
         (["lama3-8b"], "unknown model 'lama3-8b'; did you mean 'llama3-8b'?"),
+        (["llama3-8b(layers=2"], "llama3-8b(layers=2: a parenthesis is not closed; end it in ')'"),
         (["gpt2", "--dtype", "fp17"], "unknown dtype 'fp17'; known: bfloat16, float16, float32"),
         (["gpt2", "--optimizer", "adam"], "--optimizer: 'adam' is not known; did you mean 'adamw'?"),
         (["gpt2", "--batch", "0"], "--batch: 0 is less than 1; give 1 or more"),

@@ -20,6 +20,9 @@ from triosim.cli.command import LazyGroup
 from triosim.errors import TriosimError, printable, shortened
 from triosim.input_files import pipes
 
+#: Characters of a line of error, without the name before it.
+_LONGEST_LINE = 300 - len("triosim: ")
+
 
 class Commands(LazyGroup):
     """The commands of ``triosim``, by name: their modules and first sentences."""
@@ -169,5 +172,5 @@ def _failed(error: Exception) -> int:
 
 def _said(text: str, status: int) -> int:
     with suppress(OSError):  # a full disk behind standard error changes no exit status
-        print(f"triosim: {printable(shortened(text))}", file=sys.stderr)
+        print(f"triosim: {printable(shortened(text, longest=_LONGEST_LINE))}", file=sys.stderr)
     return status

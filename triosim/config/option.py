@@ -39,13 +39,14 @@ class Option:
 
     ``name`` is the keyword of ``triosim.simulate`` and the key of a configuration file. On the command line it is
     ``--name-with-dashes``, or ``flag``; that of a part without a flag is given as ``--option NAME=VALUE``, by ``key`` where
-    that is not its name. ``choices`` are all words that a ``choice`` knows, all dtypes that a ``dtype`` may be (none: any), and
-    the words that another kind takes beside its values. ``least`` is the smallest whole number, ``most`` the largest; of
-    bytes, ``least`` is the smallest text without a unit, which would otherwise be one of MB or GB. What is ``of_training`` is
-    read by nobody in inference, and what is ``of_step`` changes the step that is simulated, so that captured task streams
-    cannot follow it. On the command line, what is ``required`` must be given, and what is ``repeatable`` may be given several
-    times. ``commands`` have it. The value of a ``part`` names a part of the plug-in ``group``, whose parts may declare options
-    of their own. ``python_help`` is its text in Python, where that is another.
+    that is not its name. ``choices`` are all words that a ``choice`` knows, all dtypes that a ``dtype`` may be (none: any),
+    and the words that another kind takes beside its values. ``least`` is the smallest whole number, ``most`` the largest; of
+    bytes, ``least`` is the smallest text without a unit, which would otherwise be one of MB or GB. Of times, ``longest_bare``
+    is the longest text without a unit, in seconds: what is longer was meant in another. What is ``of_training`` is read by
+    nobody in inference, and what is ``of_step`` changes the step that is simulated, so that captured task streams cannot
+    follow it. On the command line, what is ``required`` must be given, and what is ``repeatable`` may be given several times.
+    ``commands`` have it. The value of a ``part`` names a part of the plug-in ``group``, whose parts may declare options of
+    their own. ``python_help`` is its text in Python, where that is another.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Option:
     choices: tuple[str, ...] = ()
     least: int = 1
     most: int = 10**12
+    longest_bare: float = math.inf
     metavar: str = ""
     panel: str = PARALLELISM
     short: str = ""
@@ -177,6 +179,8 @@ def _time(option: Option, value: Any) -> float | str:
         words = "".join(f"'{word}', " for word in option.choices[:-1])
         words += "".join(f"'{word}' or " for word in option.choices[-1:])
         raise OptionError(f"{value} is not a time of 0 or more", fix=f"give {words}a time like '5 us'")
+    if isinstance(value, str) and seconds > option.longest_bare and not has_unit(value):
+        raise OptionError(f"{value} has no unit, and would be seconds", fix=f"write for example '{value} us'")
     return seconds
 
 

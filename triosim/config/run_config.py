@@ -103,7 +103,7 @@ class RunConfig:
     copy_input: bool = _option("flag", False, panel=SYSTEM, flag="--copy-input/--no-copy-input", of_step=True, help=
         "Copy the input from host memory, or have it on the GPU already.")
     host_overhead: float | Literal["trace", "none"] | None = _option(
-        "time", panel=SYSTEM, choices=("trace", "none"), metavar="TIME", help=
+        "time", panel=SYSTEM, choices=("trace", "none"), longest_bare=1e-3, metavar="TIME", help=
         "The host's time to launch an operator: '5 us', trace for each operator's own, or none. By default its own where that "
         "was measured; of predicted operators, the stack's.")
     run_ahead: int | None = _option("whole", panel=SYSTEM, metavar="N", commands=("simulate",), help=

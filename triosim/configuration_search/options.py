@@ -48,9 +48,9 @@ SEARCH = (
     Option("sampler", "choice", choices=("tpe", "cma-es", "random"), metavar="NAME", panel=_SEARCH, help=
         "Draw points by a sampler of Optuna, tpe, cma-es or random, instead of weighing all: for intervals, such as "
         "bucket_size=1 MB..200 MB, and spaces that are too large. It proves nothing."),
-    Option("budget", default="200", metavar="N|TIME", panel=_SEARCH, help=
-        "How many points a sampler tries, or for how long: 200, or 60s."),
-    Option("seed", "whole", 0, least=0, metavar="N", panel=_SEARCH, help=
+    Option("budget", metavar="N|TIME", panel=_SEARCH, help=
+        "How many points a sampler tries, 200 by default, or for how long: 60s."),
+    Option("seed", "whole", least=0, metavar="N", panel=_SEARCH, help=
         "The seed of a sampler: with one job, the same seed finds the same."),
     Option("study", metavar="FILE", panel=_SEARCH, help=
         "A file that keeps what is found, at once. The search goes on where it ended."),
@@ -80,8 +80,8 @@ class SearchOptions:
     vary_topology: Sequence[str] | None = None
     network_budget: float | None = None
     sampler: str | None = None
-    budget: str = "200"
-    seed: int = 0
+    budget: str | None = None
+    seed: int | None = None
     study: str | None = None
     executor: str = "local"
     jobs: int | None = None

@@ -27,7 +27,7 @@ from triosim.configuration_search.outcome import Outcome
 from triosim.configuration_search.point import Point
 from triosim.configuration_search.ray_workers import on_ray
 from triosim.configuration_search.sampling.attempt import Try
-from triosim.configuration_search.sampling.budget import Budget
+from triosim.configuration_search.sampling.budget import DEFAULT_BUDGET, Budget
 from triosim.configuration_search.sampling.sampled import SampledSearch
 from triosim.configuration_search.sampling.sampler import TPE, Sampler
 from triosim.configuration_search.spaces.declaration import (
@@ -90,8 +90,10 @@ def declared_space(
 ) -> Iterator[Space]:
     """Give the space of a search, while the folder is there that keeps what is captured of a script.
 
-    Raises ``TriosimError`` for a subject that cannot be read, and ``OptionError`` for a space that cannot be.
+    Raises ``TriosimError`` for a subject that cannot be read, and ``OptionError`` for a space that cannot be, or for options of
+    a sampler where none is.
     """
+    _check_sampler(options)
     margin = MEMORY_ERROR if options.memory_margin is None else share(str(options.memory_margin), "--memory-margin")
     with tempfile.TemporaryDirectory(prefix="triosim-") as folder:
         arguments = varied_arguments(options.vary_argument or ())
@@ -106,6 +108,13 @@ def declared_space(
             if options.sampler is not None:
                 raise OptionError("a sampler simulates what it draws", where="--screen", fix="leave one of them out")
         yield replace(space, network_budget=options.network_budget)
+
+
+def _check_sampler(options: SearchOptions) -> None:
+    """Raise ``OptionError`` for options that only a sampler reads, where an exact search is asked for."""
+    for name in ("budget", "seed"):
+        if options.sampler is None and getattr(options, name) is not None:
+            raise OptionError("has no effect without a sampler", where=f"--{name}", fix="add --sampler tpe")
 
 
 def _topology_of(base: RunConfig, declared: Declaration) -> Any:
@@ -165,8 +174,9 @@ def _executed(
 
 def _sampled(space: Space, objectives: Objectives, options: SearchOptions, tell: Tell, jobs: int) -> Searched:
     """Search a space by a sampler."""
-    sampler = Sampler(options.sampler or TPE, space, len(objectives.all), options.seed)
-    search = partial(SampledSearch, space, objectives, sampler, Budget.read(options.budget), top=options.top, tell=tell)
+    sampler = Sampler(options.sampler or TPE, space, len(objectives.all), options.seed or 0)
+    budget = Budget.read(DEFAULT_BUDGET if options.budget is None else options.budget)
+    search = partial(SampledSearch, space, objectives, sampler, budget, top=options.top, tell=tell)
     with _executed(options, Try(space, objectives), jobs=jobs) as (try_all,):
         if options.study is None:
             return search(try_all).run()

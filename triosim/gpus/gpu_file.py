@@ -69,6 +69,7 @@ def find(name: str | PathLike[str]) -> Gpu:
     if found is None and _is_file(text):
         return register(_read(text))
     if found is None:
+        yaml_lines.check_parentheses(text, OptionError)
         names = {alias for gpu in catalogue() for alias in (gpu.name, *gpu.aliases)}
         near = nearest(text, names, most=0)
         fix = near if near.startswith("did") else "'triosim gpus' lists all; or give a file of your own"

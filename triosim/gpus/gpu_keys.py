@@ -124,7 +124,9 @@ KEYS: Mapping[str, Callable[[Any], Any]] = {
     "source": _text,
 }
 #: Shorter words for keys.
-_SHORT: Mapping[str, str] = {"power": "tdp_watts", "clock": "clock_hz", "energy": "joules_per_flop"}
+_SHORT: Mapping[str, str] = {
+    "power": "tdp_watts", "clock": "clock_hz", "energy": "joules_per_flop", "memory": "capacity"
+}  # fmt: skip
 
 
 def values_of(mapping: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, Any]:

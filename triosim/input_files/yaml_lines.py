@@ -15,6 +15,8 @@ from triosim.input_files.reading import MOST_DIGITS
 
 Path = tuple[str | int, ...]
 DEEPEST = 16
+#: Two arguments without a comma between them: what is before the key of the second, and the key.
+_TWO = re.compile(r"\s*([^\[{(]*?[^\s=])\s+([A-Za-z_.]\w*)\s*=")
 
 
 def parse(text: str, source: str, error: type[TriosimError] = TopologyError) -> tuple[Any, dict[Path, int]]:
@@ -38,16 +40,32 @@ def parse(text: str, source: str, error: type[TriosimError] = TopologyError) -> 
 def arguments(text: str, source: str) -> list[tuple[str, Any]]:
     """Return the keys and values of ``8, bandwidth=100 GB/s, overrides=[{...}]``; what has no key has an empty one.
 
-    Values are whole numbers, texts, or YAML in brackets.
+    Values are whole numbers, texts, or YAML in brackets. Raises ``TopologyError`` where a comma is missing between two.
     """
     found: list[tuple[str, Any]] = []
     for argument in split_arguments(text):
+        check_comma(argument, source)
         key, _, value = (part.strip() for part in (argument if "=" in argument else f"={argument}").partition("="))
         if value[:1] in ("[", "{"):
             found.append((key, parse(value, source)[0]))
         else:
             found.append((key, int(value) if re.fullmatch(r"-?\d{1,18}", value) else value))
     return found
+
+
+def check_comma(argument: str, source: str) -> None:
+    """Raise ``TopologyError`` where an argument is two: ``8 bandwidth=100 GB/s``."""
+    if found := _TWO.match(argument):
+        before, key = found.groups()
+        raise TopologyError(f"a comma is missing before '{key}'", where=source, fix=f"write '{before}, {key}=...'")
+
+
+def check_parentheses(text: str, error: type[TriosimError] = TopologyError) -> None:
+    """Raise ``error`` for a name with arguments of which a parenthesis is not closed, or not opened."""
+    missing = text.count("(") - text.count(")")
+    if missing:
+        fix = f"end it in '{')' * missing}'" if missing > 0 else "leave it out"
+        raise error(f"a parenthesis is not {'closed' if missing > 0 else 'opened'}", where=text, fix=fix)
 
 
 def split_arguments(text: str) -> list[str]:

@@ -16,6 +16,7 @@ from triosim.config.stacks import STACKS
 from triosim.errors import OptionError, nearest
 from triosim.garbage_collector import without_collecting
 from triosim.gpus import DEFAULT_GPU
+from triosim.input_files import yaml_lines
 from triosim.input_files.limits import LAYERS
 from triosim.models import compilation
 from triosim.models.architectures.model import Model
@@ -130,6 +131,7 @@ def find_model(model: str | os.PathLike[str] | Model) -> Model:
         return read(config)
     found = find(name)
     if found is None:
+        yaml_lines.check_parentheses(name, OptionError)
         raise OptionError(f"unknown model '{name}'", fix=nearest_model(name))
     return found
 

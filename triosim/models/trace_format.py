@@ -16,6 +16,7 @@ from triosim.compute.learned import model_files
 from triosim.config import DESCRIBED, RunConfig, parsed
 from triosim.errors import TraceError, TriosimError
 from triosim.gpus import DEFAULT_GPU
+from triosim.input_files import yaml_lines
 from triosim.input_files.file_state import file_state
 from triosim.models.catalogue import MODELS, find, nearest_model
 from triosim.models.description import described
@@ -57,6 +58,7 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
     if not os.path.exists(path) and find(name) is None:
         if path.suffix in _ENDINGS:
             raise TraceError("there is no such file or directory", where=name)
+        yaml_lines.check_parentheses(name, TraceError)
         said = "there is no such file or directory, and no model of this name"
         raise TraceError(said, where=name, fix=nearest_model(path.name))
     chosen = {field: getattr(config, option.name) for field, option in DESCRIBED.items() if field != "batch"}

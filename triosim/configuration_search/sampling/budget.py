@@ -8,6 +8,8 @@ from triosim.errors import OptionError, TriosimError
 from triosim.units import parse_time
 
 _WHERE = "--budget"
+#: Points, where nothing else is said.
+DEFAULT_BUDGET = "200"
 
 
 @dataclass(frozen=True, slots=True)
