@@ -6,9 +6,11 @@ import pytest
 
 import triosim
 from triosim.cli import run
-from triosim.comparison.remedies import remedies, remedies_config
+from triosim.comparison.remedies import Remedies, Remedy, remedies, remedies_config
 from triosim.config import RunConfig
 from triosim.models import GPT
+from triosim.reports.terminal.comparison_table import render_remedies
+from triosim.reports.terminal.tables import plain_text
 from triosim.trace import Trace
 
 
@@ -66,7 +68,7 @@ def test_what_a_step_that_needs_less_rules_out_is_not_planned() -> None:
     """Recomputed as a whole the parameters, gradients and states are too large, so they are recomputed in part."""
     tried: list[str] = []
     config = RunConfig.of(parallel="ddp", gpus=4, topology=NODE)
-    found = remedies_config(gpt(96), config, tried.append)
+    found = remedies_config(gpt(96), config, tried.append).found
     assert "--recompute full" in tried
     assert "--recompute selective" not in tried
     simulated = [one.removesuffix(": simulated") for one in tried if one.endswith(": simulated")]
@@ -99,3 +101,73 @@ def test_the_command_shows_what_would_fit(capsys: pytest.CaptureFixture[str]) ->
     assert "--offload optimizer=host" in printed
     assert run([*model, "-p", "fsdp=8"]) == 0
     assert "It fits with" not in capsys.readouterr().out
+
+
+def test_with_less_outside_of_the_gpu_a_combination_is_found_beside_a_single_change() -> None:
+    """All three offloads are enough, and hold three times as much on the host as two with recomputation."""
+    found = remedies("llama3-70b", "fsdp", gpus=8, gpu="H100")
+    single = next(one for one in found if len(one.options) == 1)
+    recomputed = next(one for one in found if one.options.get("recompute") == "full")
+    assert recomputed.outside_bytes["host"] < single.outside_bytes["host"] / 3
+    assert len(found) <= 6
+    for one in found:
+        others = [other for other in found if other.step_time_s < one.step_time_s]
+        assert all(other.outside_bytes["host"] > one.outside_bytes["host"] for other in others)
+
+
+def test_where_the_time_is_up_one_change_was_tried_and_the_command_that_goes_on_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first one is tried whatever it takes: what needs least memory."""
+    monkeypatch.setattr("triosim.comparison.remedies.MOST_SECONDS", 0.0)
+    monkeypatch.setattr("triosim.reports.terminal.progress.PATIENCE", 0.0)
+    assert run(["simulate", "llama3-70b", "--gpus", "8", "--gpu", "H100", "-p", "fsdp"]) == 0
+    out, err = capsys.readouterr()
+    said = " ".join(out.split())
+    assert "not all that may fit was tried in the time that there is: the one that was tried does not fit" in said
+    assert "looking for what fits, for about 0 s" in err  # though it is no terminal
+    command = next(line for line in out.splitlines() if line.startswith("triosim search llama3-70b"))
+    assert "--vary recompute=none,selective,full --vary offload=none,optimizer=host," in command
+
+
+def test_the_first_change_that_fits_is_simulated_whatever_it_takes() -> None:
+    model = GPT(layers=4, hidden=2048, heads=16, vocab=1024, sequence=512)
+    trace = triosim.describe(model, batch=96, dtype="fp16", optimizer="sgd", gpu="V100-SXM2-16GB")
+    config = RunConfig.of(parallel="ddp", gpus=4, topology=NODE)
+    limited, whole = remedies_config(trace, config, seconds=0.0), remedies_config(trace, config)
+    assert (limited.stopped, limited.tried) == (True, 1)
+    assert [one.shown for one in limited.found] == ["--recompute full"]
+    assert not whole.stopped
+    assert whole.tried > 1
+    step = triosim.simulate(trace, "ddp", gpus=4, topology=NODE, recompute="full").step_time_s
+    assert limited.found[0].step_time_s == step
+
+
+def test_what_fits_and_was_not_simulated_for_lack_of_time_is_named() -> None:
+    one = Remedy({"recompute": "full"}, 1.25, 1, {})
+    searched = Remedies((one,), 3, stopped=True, not_simulated=("--parallel zero2",))
+    notes = [plain_text(part) for part in render_remedies(searched, 1.0)[1:]]
+    assert "it also fits with --parallel zero2, not simulated for lack of time" in " ".join(notes[0].split())
+
+
+def test_the_command_says_that_nothing_fits_or_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        assert run(["simulate", "llama3-70b", "--gpu", "A100-SXM-40GB", *words]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    alone = ("-t", "switch(2, bandwidth=100 GB/s)")
+    assert "none of the 2 changes that were tried fits" in said("-p", "fsdp=2", *alone)
+    left = said("-p", "fsdp=2", "--recompute", "full", *alone)
+    assert "no other recomputation, sharding, micro-batches or offload can be tried: it needs more GPUs" in left
+
+
+def test_it_is_looked_for_on_many_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "llama3-8b", "--gpus", "1024", "--gpu", "A100-SXM-40GB", "-p", "ddp"]) == 0
+    assert "--parallel fsdp" in capsys.readouterr().out.partition("It fits with")[2]
+
+
+def test_a_step_that_takes_no_longer_is_said_to_take_as_long() -> None:
+    found = Remedies((Remedy({"parallel": "zero1"}, 0.9999, 1, {}), Remedy({"recompute": "full"}, 1.25, 1, {})), 2)
+    table = plain_text(render_remedies(found, 1.0)[0])
+    assert "as long" in table
+    assert "+25%" in table

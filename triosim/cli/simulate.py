@@ -160,10 +160,18 @@ def _hand_out(result: Any, run: ConfiguredRun, written: Sequence[WrittenReport],
         sys.stdout.write(result.to_json())
     elif not given["quiet"]:
         show_on_terminal(tables.render(result.data, result.title, by_layer=given["by_layer"]))
-        if remedies.could_be_tried(result):
-            with Progress() as progress:
-                found = remedies.remedies_config(
-                    run.subject, run.config, lambda options: progress.said(f"looking for what fits: {options}")
-                )
-            if found:
-                show_on_terminal(comparison_table.render_remedies(found, result.step_time_s))
+        if remedies.does_not_fit(result):
+            _show_what_would_fit(result, run)
+
+
+def _show_what_would_fit(result: Any, run: ConfiguredRun) -> None:
+    """Say what would make a step fit, or what was tried."""
+    most = remedies.MOST_SECONDS
+    waiting = f"looking for what fits, for about {most:g} s of processor time (--quiet does not)"
+    with Progress(redirected=waiting) as progress:
+        found = remedies.remedies_config(
+            run.subject, run.config, lambda options: progress.said(f"{waiting}: {options}"), seconds=most
+        )
+    show_on_terminal(*comparison_table.render_remedies(found, result.step_time_s))
+    if found.stopped:  # as one line, to be copied
+        print(remedies.search_command(run.subject, run.config, result.data.global_batch_size))

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from triosim.comparison.remedies import Remedy
+from triosim.comparison.remedies import Remedies
 from triosim.comparison.strategies import ONE_GPU, Comparison
 from triosim.reports.files.html import HtmlReport, html_table
 from triosim.reports.terminal.result_tables import per_million
@@ -192,14 +192,47 @@ def _any_of(numbers: list[str]) -> str:
     return f"{', '.join(most)} or {last}"
 
 
-def render_remedies(found: Sequence[Remedy], step_time_s: float) -> Table:
-    """Return a table of remedies; ``step_time_s`` is the step's on GPUs that would hold it."""
+def render_remedies(searched: Remedies, step_time_s: float) -> list[RenderableType]:
+    """Return what makes a step fit; ``step_time_s`` is the step's on GPUs that would hold it.
+
+    Where the time was up, it ends with what the command that goes on follows.
+    """
+    found, shown = searched.found, list[RenderableType]()
+    if found:
+        shown.append(_remedies_table(searched, step_time_s))
+    if searched.not_simulated:
+        also = "also " if found else ""
+        shown.append(
+            Text(f"note: it {also}fits with {' or '.join(searched.not_simulated)}, not simulated for lack of time")
+        )
+    if searched.stopped:
+        none = "" if found or searched.not_simulated else f": {_none_fits(searched)}"
+        shown.append(
+            Text(f"note: not all that may fit was tried in the time that there is{none}. This command tries more:")
+        )
+    elif not found:
+        shown.append(Text(f"note: {_none_fits(searched)}: it needs more GPUs, or another division over them"))
+    return shown
+
+
+def _none_fits(searched: Remedies) -> str:
+    if not searched.tried:
+        return "no other recomputation, sharding, micro-batches or offload can be tried"
+    return (
+        f"none of the {searched.tried} changes that were tried fits"
+        if searched.tried > 1
+        else "the one that was tried does not fit"
+    )
+
+
+def _remedies_table(searched: Remedies, step_time_s: float) -> Table:
+    found = searched.found
     tiers = list(dict.fromkeys(tier for one in found for tier in one.outside_bytes))
     rows = [
         (
             one.shown,
             format_time(one.step_time_s),
-            f"{one.step_time_s / step_time_s - 1:+.0%}",
+            _longer(one.step_time_s / step_time_s - 1),
             f"{one.peak_bytes / 2**30:.1f}",
             *(f"{one.outside_bytes.get(tier, 0) / 2**30:.1f}" for tier in tiers),
         )
@@ -215,3 +248,8 @@ def render_remedies(found: Sequence[Remedy], step_time_s: float) -> Table:
         rows=rows,
         most=MOST_REMEDIES,
     )
+
+
+def _longer(share: float) -> str:
+    shown = f"{share:+.0%}"
+    return "as long" if shown in ("+0%", "-0%") else shown

@@ -1,4 +1,4 @@
-"""Progress on standard error: shown after two seconds, and only on a terminal."""
+"""Progress on standard error, shown after two seconds: on a terminal, and elsewhere as a single line if at all."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class Progress:
     """Within its block, a line with the simulation's progress appears after two seconds, and is erased at the end.
 
     It is called with the simulated time and the number of finished tasks. A timer shows the line, so that it also
-    appears where those calls are rare.
+    appears where those calls are rare. Where standard error is no terminal, the line ``redirected`` is written instead, once.
     """
 
-    def __init__(self, *, shown: bool = True) -> None:
+    def __init__(self, *, shown: bool = True, redirected: str = "") -> None:
         self.label = ""
         self._text = "reading"
-        self._shown = shown and sys.stderr.isatty()
+        self._redirected = "" if sys.stderr.isatty() else redirected
+        self._shown = shown and (sys.stderr.isatty() or bool(redirected))
         self._timer = threading.Timer(PATIENCE, self._show)
         self._timer.daemon = True
         self._lock = threading.Lock()
@@ -67,6 +68,9 @@ class Progress:
 
         with self._lock:
             if self._over:
+                return
+            if self._redirected:
+                print(printable(self._redirected), file=sys.stderr, flush=True)
                 return
             columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
             line = Progress(*columns, console=Console(stderr=True), transient=True)
