@@ -203,6 +203,11 @@ class Copy(Task):
     layers: Layers | None = None
     seconds: float | None = None
 
+    @property
+    def is_host_computation(self) -> bool:
+        """Whether the CPU computes on what its memory holds, so that nothing travels: both ends are the host."""
+        return self.source == self.destination == "host"
+
 
 #: Whose kernels carry tokens to experts: DeepEP's, or those of its branch HybridEP.
 ExpertLibrary = Literal["deepep", "hybridep"]

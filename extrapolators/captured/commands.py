@@ -16,7 +16,7 @@ from typing import NamedTuple
 from triosim.errors import TraceError
 from triosim.tasks import HOST_STREAM, SHARED_MEMORY_STREAM, Compute, Copy, Layers, Record
 from triosim.trace import Communication, Mark, Operator, Trace
-from triosim.trace.copies import COPIED_BYTES, COPY_LABEL, COPY_STREAM, FROM_HOST, TO_HOST, is_host_copy
+from triosim.trace.copies import COPIED_BYTES, COPY_LABEL, COPY_STREAM, ends_of, is_host_copy
 
 #: The most operators of one command: more would hold up the host, which runs at most 1,024 launches ahead.
 MOST_JOINED = 256
@@ -140,8 +140,8 @@ class CommandWriter:
     def copy(self, operator: Operator) -> None:
         """Issue a copy that was measured, by the engine of its direction; none of the GPU's carries one between memories."""
         self.flush()
-        own, kernel, said = operator.stream, operator.kernels[0], operator.attributes
-        ends = "device" if TO_HOST in kernel else own, "device" if FROM_HOST in kernel else own
+        own, said = operator.stream, operator.attributes
+        ends = ends_of(operator.kernels[0], own)
         nbytes, label = float(said.get(COPIED_BYTES, 0)), str(said.get(COPY_LABEL, "copies"))
         self.put(Copy(*ends, nbytes, own, None, label, _layers(operator), operator.seconds), own)
 

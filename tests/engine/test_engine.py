@@ -212,6 +212,26 @@ def test_opposite_sends_block_each_other_alone_but_not_in_a_batch() -> None:
     assert run(batched, 2).end == 2
 
 
+def test_a_receive_in_a_batch_waits_for_its_own_partner() -> None:
+    """Rank 0 sends to rank 1 at once, from 0 to 2; rank 2 sends after 10 s, from 10 to 13: from 2 on it only waits."""
+
+    def program(rank: int) -> TaskStream:
+        if rank == 0:
+            yield Batch((Send(1, 2), Recv(2)), label="pp")
+        elif rank == 1:
+            yield Recv(0)
+        else:
+            yield Compute.of("late", 10)
+            yield Send(0, 3)
+
+    first = run(program, 3).ranks[0]
+    assert first.waiting_seconds == 8
+    assert [(one.arrived, one.started, one.finished, one.axis) for one in first.communication.transfers] == [
+        (0, 0, 2, "pp"),
+        (0, 10, 13, "pp"),
+    ]
+
+
 def test_events_order_two_streams() -> None:
     def program(rank: int) -> TaskStream:
         yield Compute.of("produce", 2)

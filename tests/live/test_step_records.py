@@ -6,7 +6,7 @@ import pytest
 import simpy
 
 from triosim.engine import Recording
-from triosim.engine.recording import RankRecord, operator_times
+from triosim.engine.recording import RankRecord, TransferInterval, operator_times
 from triosim.live.step_records import StepRecords
 from triosim.networks import PacketNetwork, Topology
 from triosim.results.link_loads import loads
@@ -46,7 +46,7 @@ def test_a_step_ends_with_its_last_rank_and_the_next_one_begins_there(
     assert [(one.index, one.began_s, one.seconds) for one in records.steps] == [(0, 0.0, 3.0), (1, 3.0, 4.0)]
     ranks = records.kept[1].recording.ranks
     assert ranks[0].compute.merged() == [(0.0, 3.0)]
-    assert ranks[0].communication.transfers == [(0.0, 1.0, 4.0, "world", None)]
+    assert ranks[0].communication.transfers == [TransferInterval(0.0, 1.0, 4.0, "world")]
     assert ranks[0].compute_seconds == 5.0
     assert ranks[1].compute.merged() == []
     assert [one.compute_seconds for one in records.kept[0].recording.ranks] == [0.0, 3.0]

@@ -15,6 +15,7 @@ from traces import mlp, transformer
 
 import triosim
 from triosim import cli, save_trace
+from triosim.reports.colours import CATEGORY_COLOURS
 from triosim.reports.page.recorded import recorded
 from triosim.reports.pictures.memory_plot import write_memory_plot
 from triosim.results.result import Result
@@ -219,8 +220,9 @@ def test_a_category_of_memory_has_one_colour_in_pictures_and_pages(tmp_path: Pat
     run = triosim.simulate(transformer(), timeline=True)
     run.save_report(tmp_path / "report.html")
     values = values_of(tmp_path / "report.html")
-    colours = values["category_colours"]
-    assert min(math.dist(rgb(a), rgb(b)) for a, b in combinations(colours.values(), 2)) > 50  # of 255 for each part
+    colours = values["colours"]
+    categories = [rgb(colours[one.replace("_", " ")]) for one in CATEGORY_COLOURS]
+    assert min(math.dist(a, b) for a, b in combinations(categories, 2)) > 50  # of 255 for each part
     assert set(values["memory_curve"]["categories"]) <= set(colours)
     assert run.memory is not None
     write_memory_plot(run.memory.report(0), tmp_path / "memory.svg")

@@ -10,7 +10,15 @@ from hand_made_run import MS, result
 from streams import Script, same_on
 
 from triosim.engine.recording import RankRecord
-from triosim.results.exposure import by_axis, causes, causes_by_rank, exposed_shares, waiting_seconds, without
+from triosim.results.exposure import (
+    by_axis,
+    causes,
+    causes_by_rank,
+    exposed_shares,
+    host_seconds,
+    waiting_seconds,
+    without,
+)
 from triosim.results.values import ExposedShare
 from triosim.simulation import simulate
 from triosim.tasks import Layers
@@ -20,7 +28,7 @@ RING = "ring(4, bandwidth=10 GB/s)"
 
 
 def shares_of(record: RankRecord) -> dict[str, tuple[float, float]]:
-    return {axis: (moving, waiting) for (axis, _), (moving, waiting) in causes(record).items()}
+    return {axis: (moving, waiting) for (axis, _), (moving, waiting, _) in causes(record).items()}
 
 
 def test_a_bucket_of_two_layers_is_divided_by_their_bytes() -> None:
@@ -44,6 +52,17 @@ def test_what_only_waits_gives_way_to_what_moves() -> None:
     record.communication.add(1.0, 1.0, 3.0, "moves")
     assert shares_of(record) == {"waits": (1.0, 3.0), "moves": (2.0, 0.0)}
     assert waiting_seconds(causes(record)) == 3.0
+
+
+def test_the_hosts_computation_is_a_part_of_its_own_and_hides_transfers() -> None:
+    record = RankRecord(0)
+    record.communication.add(0.0, 0.0, 4.0, "cpu optimizer", on_host=True)
+    record.communication.add(3.0, 3.0, 5.0, "parameters")
+    record.communication.add(2.0, 6.0, 7.0, "waits")
+    found = causes(record)
+    assert (host_seconds(found), waiting_seconds(found)) == (4.0, 1.0)
+    shares = {one.axis: (one.exposed_s, one.waiting_s, one.host_s) for one in exposed_shares([found], steps=1)}
+    assert shares == {"cpu optimizer": (4.0, 0.0, 4.0), "parameters": (1.0, 0.0, 0.0), "waits": (2.0, 1.0, 0.0)}
 
 
 def test_what_is_computed_meanwhile_is_not_exposed() -> None:
@@ -117,4 +136,4 @@ def test_a_captured_collective_is_of_the_layer_that_asks_for_it() -> None:
 
 def test_axes_are_summed() -> None:
     rows = [ExposedShare("tp", "a", 1.0, 0.5), ExposedShare("dp", "a", 4.0, 0.0), ExposedShare("tp", "b", 2.0, 0.0)]
-    assert by_axis(rows) == {"tp": (3.0, 0.5), "dp": (4.0, 0.0)}
+    assert by_axis(rows) == {"tp": (3.0, 0.5, 0.0), "dp": (4.0, 0.0, 0.0)}

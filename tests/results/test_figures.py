@@ -8,7 +8,7 @@ from hand_made_run import BACKWARD, FORWARD, MS, OPTIMIZER, FakePlan, recording,
 from triosim.engine import Recording
 from triosim.engine.recording import RankRecord
 from triosim.errors import SimulationError
-from triosim.results.values import STEP_PARTS
+from triosim.results.values import step_of
 from triosim.tasks import Compute
 
 
@@ -29,7 +29,7 @@ def test_the_parts_of_a_rank_are_the_whole_step() -> None:
     data = result().data
     for rank in data.ranks:
         assert rank.compute_s + rank.exposed_communication_s + rank.idle_s == pytest.approx(data.step_time_s, rel=1e-12)
-        assert sum(part(rank) for part in STEP_PARTS.values()) == pytest.approx(data.step_time_s, rel=1e-12)
+        assert step_of(rank) == pytest.approx(data.step_time_s, rel=1e-12)
 
 
 def test_two_iterations_halve_every_figure() -> None:

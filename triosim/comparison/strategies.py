@@ -302,6 +302,7 @@ def _row(run: StrategyResult, trace: str) -> dict[str, Any]:
         "compute_s": mean.compute_s,
         "exposed_communication_s": mean.exposed_communication_s,
         "exposed_waiting_s": mean.exposed_waiting_s,
+        "exposed_host_s": mean.exposed_host_s,
         "idle_s": mean.idle_s,
         "peak_memory_bytes": max((row.peak_bytes for row in data.memory), default=None),
         "mfu": None if data.metrics is None else data.metrics.mfu,

@@ -10,13 +10,12 @@ The states, in the order in which a search finds them out:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from triosim.results.result import Result
-from triosim.results.values import mean_of_ranks
+from triosim.results.values import RankTimes, mean_of_ranks
 
 State = Literal["out_of_memory", "excluded", "refused", "simulated"]
 STATES: tuple[State, ...] = get_args(State)
@@ -47,7 +46,8 @@ class Figures:
     """The figures of one simulated step; times of ranks are means over the ranks, in seconds.
 
     ``interval`` is the step time's 90% interval and ``doubts`` what it comes from, each source with its expected error in
-    seconds. ``exposed_communication_s`` is without waiting for partners, which is ``waiting_s`` while nothing is computed.
+    seconds. ``exposed_communication_s`` is without waiting for partners, which is ``waiting_s`` while nothing is computed, and
+    without ``host_s``, in which the host computes and the GPU does not.
     ``network_price`` is that of all links and switches. What is not known is None.
     """
 
@@ -66,26 +66,34 @@ class Figures:
     energy_j: float | None = None
     cost: float | None = None
     network_price: float | None = None
+    host_s: float = 0.0
 
     @classmethod
     def of(cls, result: Result, network_price: float | None = None) -> Figures:
         """Return the figures of a result, on a network of this price."""
         data, found = result.data, result.data.metrics
+        mean = mean_of_ranks(data.ranks, 0)
         return cls(
             step_time_s=data.step_time_s,
             gpus=len(data.ranks),
             samples_per_s=data.throughput_samples_per_s,
-            compute_s=mean_of_ranks(data.ranks, 0).compute_s,
-            exposed_communication_s=math.fsum(
-                share.exposed_s - share.waiting_s for share in data.exposed_communication
-            ),
-            waiting_s=math.fsum(share.waiting_s for share in data.exposed_communication),
+            compute_s=mean.compute_s,
+            exposed_communication_s=mean.exposed_communication_s - mean.exposed_waiting_s - mean.exposed_host_s,
+            waiting_s=mean.exposed_waiting_s,
+            host_s=mean.exposed_host_s,
             launch_wait_s=data.launch_wait_s,
             network_price=network_price,
             interval=data.step_time_interval_s,
             doubts=tuple((doubt.source, doubt.error_s) for doubt in data.doubts),
             **{} if found is None else {name: getattr(found, name) for name in _METRICS},
         )
+
+    def as_rank(self, row: int = 0) -> RankTimes:
+        """Return the parts of the step as those of a rank; what is neither computation nor exposed communication is idle."""
+        exposed = self.exposed_communication_s + self.waiting_s + self.host_s
+        idle = max(0.0, self.step_time_s - self.compute_s - exposed)
+        apart = {"exposed_waiting_s": self.waiting_s, "exposed_host_s": self.host_s}
+        return RankTimes(row, self.compute_s, exposed, exposed, idle, **apart)
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,11 +405,13 @@ class Engine:
         assert handle.arrived is not None
         assert handle.started is not None
         task = handle.task
-        assert isinstance(task, (Collective, Send, Recv, Batch, Copy))
-        axis = task.group.name if isinstance(task, Collective) else task.label
-        layers = handle.layers or task.layers
-        rank.record.communication.add(handle.arrived, handle.started, self.env.now, axis, layers)
-        rank.record.waiting_seconds += handle.started - handle.arrived
+        if not isinstance(task, Batch):  # whose parts were recorded as they ended
+            assert isinstance(task, (Collective, Send, Recv, Copy))
+            axis = task.group.name if isinstance(task, Collective) else task.label
+            on_host = isinstance(task, Copy) and task.is_host_computation
+            layers = handle.layers or task.layers
+            rank.record.communication.add(handle.arrived, handle.started, self.env.now, axis, layers, on_host)
+            rank.record.waiting_seconds += handle.started - handle.arrived
         self._finish(rank, handle)
 
 

@@ -48,12 +48,13 @@ class RankState:
 
 @dataclass(slots=True)
 class TransferEnd:
-    """The send or the receive of a transfer; ``finish`` is called when the data has arrived."""
+    """The send or the receive of a transfer, which ``started`` when both were there; ``finish`` is called at its end."""
 
     rank: RankState
     handle: Handle
     task: Send | Recv
-    finish: Callable[[RankState, Handle], None]
+    finish: Callable[[TransferEnd], None]
+    started: float = 0.0
 
 
 def add_dependency(handle: Handle, other: Handle) -> None:

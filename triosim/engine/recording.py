@@ -22,14 +22,16 @@ _ROUNDING = 1e-9
 class TransferInterval(NamedTuple):
     """A transfer or collective on one rank: its arrival, that of the last member, and the end.
 
-    ``axis`` is the communicator's name or the task's label ("dp", "pp").
+    ``axis`` is the communicator's name or the task's label ("dp", "pp"). ``on_host`` is whether the CPU computes meanwhile,
+    and nothing travels.
     """
 
     arrived: float
     started: float
     finished: float
     axis: str
-    layers: Layers | None
+    layers: Layers | None = None
+    on_host: bool = False
 
 
 class TransferIntervals:
@@ -41,11 +43,17 @@ class TransferIntervals:
         self.transfers: list[TransferInterval] = []
 
     def add(
-        self, arrived: float, started: float, finished: float, axis: str = "", layers: Layers | None = None
+        self,
+        arrived: float,
+        started: float,
+        finished: float,
+        axis: str = "",
+        layers: Layers | None = None,
+        on_host: bool = False,
     ) -> None:
         """Add a transfer, unless it took no time."""
         if finished > arrived:
-            self.transfers.append(TransferInterval(arrived, started, finished, axis, layers))
+            self.transfers.append(TransferInterval(arrived, started, finished, axis, layers, on_host))
 
     def merged(self) -> list[Interval]:
         """Return when at least one transfer ran or waited, as disjoint intervals in order."""

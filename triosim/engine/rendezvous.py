@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import simpy
 
 from triosim.engine.copy_engines import StartTransfer
+from triosim.engine.intervals import Intervals, length
 from triosim.engine.rank_state import Channel, RankState, TransferEnd, add_dependency
 from triosim.engine.recording import Recording
 from triosim.errors import AsymmetryError, SimulationError
@@ -130,20 +131,30 @@ class Rendezvous:
     def transfer(self, rank: RankState, handle: Handle, task: Send | Recv) -> None:
         """Take a rank's arrival at a send or a receive."""
         handle.arrived = self._env.now
-        self._match(TransferEnd(rank, handle, task, self._finish), handle.sequence_numbers[0])
+        self._match(TransferEnd(rank, handle, task, self._transferred), handle.sequence_numbers[0])
+
+    def _transferred(self, end: TransferEnd) -> None:
+        self._finish(end.rank, end.handle)
 
     def batch(self, rank: RankState, handle: Handle, task: Batch) -> None:
-        """Take a rank's arrival at a batch of sends and receives; it ends when all of them have ended."""
-        handle.arrived = self._env.now
-        missing = len(task.parts)
+        """Take a rank's arrival at a batch of sends and receives; it ends when all of them have ended.
+
+        Each part is recorded by itself: one may still wait for its partner when another has ended.
+        """
+        arrived = handle.arrived = self._env.now
+        missing, moving = len(task.parts), Intervals()
         if not missing:
             handle.started = self._env.now
             self._finish(rank, handle)
 
-        def part_done(_: RankState, __: Handle) -> None:
+        def part_done(end: TransferEnd) -> None:
             nonlocal missing
             missing -= 1
+            layers = handle.layers or task.layers
+            rank.record.communication.add(arrived, end.started, self._env.now, task.label, layers)
+            moving.add(end.started, self._env.now)
             if missing == 0:
+                rank.record.waiting_seconds += self._env.now - arrived - length(moving.merged())
                 self._finish(rank, handle)
 
         for part, number in zip(task.parts, handle.sequence_numbers, strict=True):
@@ -161,6 +172,7 @@ class Rendezvous:
             return
         now = self._env.now
         for one in (other, end):
+            one.started = now
             if one.handle.started is None:
                 one.handle.started = now
                 if isinstance(one.handle.task, Recv) and one.handle.task.preposted:
@@ -175,8 +187,8 @@ class Rendezvous:
             if self._symmetry is not None:
                 multiplicity = self._symmetry.transfer_multiplicity(channel.source, channel.destination)
             self._recording.count_transfer(("send", send.label, 2, send.nbytes), self._env.now - now, multiplicity)
-            other.finish(other.rank, other.handle)
-            end.finish(end.rank, end.handle)
+            other.finish(other)
+            end.finish(end)
 
         event = self._network.transfer(channel.source, channel.destination, send.nbytes)
         self._start_transfer("send", (channel.source, channel.destination), event, done)

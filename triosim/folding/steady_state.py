@@ -312,8 +312,8 @@ def _stretched(record: RankRecord, later: Callable[[float], float], grown: Seque
 
     transfers = TransferIntervals()
     transfers.transfers = [
-        TransferInterval(later(arrived), later(started), later(finished), axis, layers)
-        for arrived, started, finished, axis, layers in record.communication.transfers
+        one._replace(arrived=later(one.arrived), started=later(one.started), finished=later(one.finished))
+        for one in record.communication.transfers
     ]
     return RankRecord(
         record.rank,

@@ -180,7 +180,7 @@ class _Done:
                 known.add(moved(start), moved(end))
         for one in self.transfers:
             arrived, started, finished = moved(one.arrived), moved(one.started), moved(one.finished)
-            rank.communication.add(arrived, started, finished, one.axis, one.layers)
+            rank.communication.add(*one._replace(arrived=arrived, started=started, finished=finished))
             rank.waiting_seconds += started - arrived
         waits = (wait._replace(begin=moved(wait.begin), end=moved(wait.end)) for wait in self.host_waits)
         rank.host_waits += [wait for wait in waits if wait.end > wait.begin]

@@ -30,7 +30,8 @@ def transfer_name(task: Transfer) -> str:
     elif isinstance(task, Batch):
         name, size = "send and receive", sent_bytes(task)
     else:
-        name, size = f"copy from {task.source}", task.nbytes
+        name = f"{task.label} of" if task.is_host_computation else f"copy from {task.source}"
+        size = task.nbytes
     return f"{name} {format_bytes(size)}" if size else name
 
 

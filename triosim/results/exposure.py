@@ -1,8 +1,9 @@
 """Attributes the time in which a rank communicates and computes nothing to parallelism axes and layers.
 
 Transfers that move bytes at the same instant share it equally; where all of them wait for a partner, they all share it as
-waiting. A transfer of several layers (a bucket of gradients) is divided by their bytes. So the parts add up, and nothing
-counts twice.
+waiting. While the CPU computes on what is offloaded, all of it is the host's: its computation hides transfers as the GPU's
+does. A transfer of several layers (a bucket of gradients) is divided by their bytes. So the parts add up, and nothing counts
+twice.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from operator import itemgetter
+from typing import NamedTuple
 
 from triosim.engine.intervals import Interval
 from triosim.engine.recording import RankRecord, TransferInterval
@@ -20,8 +22,9 @@ from triosim.tasks import Layers
 #: An axis and layers; None where a transfer says none.
 Cause = tuple[str, Layers | None]
 
-#: Seconds in which bytes move, and in which all transfers under way wait for a partner.
+#: Seconds in which bytes move, in which all transfers under way wait for a partner, and in which the host computes.
 Seconds = list[float]
+MOVING, WAITING, ON_HOST = range(3)
 #: The seconds in which a rank computes nothing, by cause.
 Causes = dict[Cause, Seconds]
 
@@ -45,7 +48,12 @@ def causes_by_rank(records: Iterable[RankRecord]) -> list[Causes]:
 
 def waiting_seconds(found: Causes) -> float:
     """Return the seconds in which a rank does nothing but wait for partners."""
-    return math.fsum(waiting for _, waiting in found.values())
+    return math.fsum(seconds[WAITING] for seconds in found.values())
+
+
+def host_seconds(found: Causes) -> float:
+    """Return the seconds in which a rank's host computes, and its GPU does not."""
+    return math.fsum(seconds[ON_HOST] for seconds in found.values())
 
 
 def exposed_shares(by_rank: Iterable[Causes], steps: int) -> list[ExposedShare]:
@@ -60,37 +68,45 @@ def exposed_shares(by_rank: Iterable[Causes], steps: int) -> list[ExposedShare]:
             by_cause.setdefault(cause, []).append((number, seconds))
     sums: dict[tuple[str, str], Seconds] = {}
     for (axis, layers), shares in by_cause.items():
-        moving, waiting = (math.fsum(times * one[i] for times, one in shares) / ranks / steps for i in (0, 1))
+        means = [math.fsum(times * one[i] for times, one in shares) / ranks / steps for i in range(3)]
         for layer, part in _parts(layers):
-            entry = sums.setdefault((axis, layer), [0.0, 0.0])
-            entry[0] += moving * part
-            entry[1] += waiting * part
-    rows = [ExposedShare(axis, layer, sum(seconds), seconds[1]) for (axis, layer), seconds in sums.items()]
+            entry = sums.setdefault((axis, layer), [0.0, 0.0, 0.0])
+            entry[:] = (known + mean * part for known, mean in zip(entry, means, strict=True))
+    rows = [
+        ExposedShare(axis, layer, sum(seconds), seconds[WAITING], seconds[ON_HOST])
+        for (axis, layer), seconds in sums.items()
+    ]
     return sorted((row for row in rows if row.exposed_s > 0), key=lambda row: (-row.exposed_s, row.axis, row.layer))
 
 
-def by_axis(shares: Iterable[ExposedShare]) -> dict[str, tuple[float, float]]:
-    """Return the exposed seconds, and those of them that wait, of each axis."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
+class ExposedSeconds(NamedTuple):
+    """The exposed seconds of an axis, and those of them that wait, and in which the host computes."""
+
+    exposed_s: float = 0.0
+    waiting_s: float = 0.0
+    host_s: float = 0.0
+
+
+def by_axis(shares: Iterable[ExposedShare]) -> dict[str, ExposedSeconds]:
+    """Return the exposed seconds of each axis."""
+    found: dict[str, list[ExposedSeconds]] = {}
     for share in shares:
-        exposed, waiting = found.setdefault(share.axis, ([], []))
-        exposed.append(share.exposed_s)
-        waiting.append(share.waiting_s)
-    return {axis: (math.fsum(exposed), math.fsum(waiting)) for axis, (exposed, waiting) in found.items()}
+        found.setdefault(share.axis, []).append(ExposedSeconds(share.exposed_s, share.waiting_s, share.host_s))
+    return {axis: ExposedSeconds(*map(math.fsum, zip(*some, strict=True))) for axis, some in found.items()}
 
 
 def causes(record: RankRecord) -> Causes:
     """Return the seconds of one rank in which it computes nothing, by the transfers that are under way."""
     gaps = without(record.communication.merged(), record.compute.merged())
     starts = [start for start, _ in gaps]
-    points: list[tuple[float, int, int, Cause]] = []  # time, ends or begins, waits or moves, whose
-    for arrived, started, finished, axis, layers in record.communication.transfers:
+    points: list[tuple[float, int, int, Cause]] = []  # time, ends or begins, what it does, whose
+    for arrived, started, finished, axis, layers, on_host in record.communication.transfers:
         cause = axis, layers
         for index in range(max(bisect_left(starts, arrived) - 1, 0), len(gaps)):
             start, end = gaps[index]
             if start >= finished:
                 break
-            for kind, begin, stop in ((1, arrived, started), (0, started, finished)):
+            for kind, begin, stop in ((WAITING, arrived, started), (ON_HOST if on_host else MOVING, started, finished)):
                 begin, stop = begin if begin > start else start, stop if stop < end else end
                 if begin < stop:
                     points += (begin, 1, kind, cause), (stop, 0, kind, cause)
@@ -118,14 +134,14 @@ def without(first: list[Interval], second: list[Interval]) -> list[Interval]:
 
 def _shared_seconds(points: Iterable[tuple[float, int, int, Cause]]) -> Causes:
     found: Causes = {}
-    active: tuple[dict[Cause, int], dict[Cause, int]] = ({}, {})  # how many move, how many wait
+    active: list[dict[Cause, int]] = [{}, {}, {}]  # how many move, wait, and compute on the host
     before = 0.0
     for time, begins, kind, cause in points:
-        running = 0 if active[0] else 1
+        running = ON_HOST if active[ON_HOST] else MOVING if active[MOVING] else WAITING
         if time > before and active[running]:
             total = sum(active[running].values())
             for one, count in active[running].items():
-                found.setdefault(one, [0.0, 0.0])[running] += (time - before) * count / total
+                found.setdefault(one, [0.0, 0.0, 0.0])[running] += (time - before) * count / total
         before = time
         counts = active[kind]
         counts[cause] = counts.get(cause, 0) + (1 if begins else -1)

@@ -29,7 +29,7 @@ _METRICS = {
 _LAYER = ("forward_s", "backward_s", "optimizer_s", "total_s")
 #: The quantities of each kind of row, by the names of their fields: seconds end in ``_s``; None is left out.
 _QUANTITIES: dict[str, tuple[str, ...]] = {
-    "axis": ("bytes", "transfers", "exposed_s", "waiting_s"),
+    "axis": ("bytes", "transfers", "exposed_s", "waiting_s", "host_s"),
     "doubt": ("error_s", "share"),
     "rank": tuple(column.name for column in fields(RankTimes)[1:]),
     "layer": _LAYER,
@@ -38,7 +38,7 @@ _QUANTITIES: dict[str, tuple[str, ...]] = {
     "transfer": ("count", "total_s"),
     "link": ("bytes", "utilisation", "peak", "busy_s", "busiest_from_s", "busiest_to_s"),
     "what_if": ("step_time_s", "speed_up"),
-    "exposed_communication": ("exposed_s", "waiting_s"),
+    "exposed_communication": ("exposed_s", "waiting_s", "host_s"),
 }
 
 

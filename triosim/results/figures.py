@@ -1,7 +1,8 @@
 """Computes the figures of a result from the engine's recording.
 
 A rank's busy time is the union of the intervals in which it computes; its exposed communication is the union of its
-transfers outside of those; the rest of the step is idle. Everything is divided by the number of iterations.
+transfers outside of those, waiting for partners and the host's computation among them; the rest of the step is idle.
+Everything is divided by the number of iterations.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from triosim.engine.recording import RankRecord
 from triosim.errors import SimulationError
 from triosim.networks.base import Network
 from triosim.networks.extensions import FigureReporter, LinkCounter, LinkRecorder
-from triosim.results.exposure import Causes, causes_by_rank, exposed_shares, waiting_seconds
+from triosim.results.exposure import Causes, causes_by_rank, exposed_shares, host_seconds, waiting_seconds
 from triosim.results.finished_run import FinishedRun, MetricOptions, rank_classes
 from triosim.results.link_loads import busiest_slot, loads
 from triosim.results.memory_rows import rows as memory_rows
@@ -125,15 +126,15 @@ def _all_ranks(recording: Recording, causes: Sequence[Causes], steps: int) -> tu
     for record, by_cause in zip(recording.ranks, causes, strict=True):
         key = id(record.compute)
         if key not in found:
-            waiting = waiting_seconds(by_cause)
-            found[key] = _rank_times(record, waiting, recording.end, steps), record.idle_launch_wait()
+            apart = waiting_seconds(by_cause), host_seconds(by_cause)
+            found[key] = _rank_times(record, *apart, recording.end, steps), record.idle_launch_wait()
         times, wait = found[key]
         ranks.append(replace(times, rank=record.rank))
         waits.append(wait)
     return tuple(ranks), math.fsum(waits) / len(ranks) / steps
 
 
-def _rank_times(record: RankRecord, exposed_waiting: float, end: float, steps: int) -> RankTimes:
+def _rank_times(record: RankRecord, exposed_waiting: float, on_host: float, end: float, steps: int) -> RankTimes:
     compute, communication = record.compute.merged(), record.communication.merged()
     busy, total = length(compute), length(communication)
     exposed = max(0.0, total - overlap(compute, communication))
@@ -151,6 +152,7 @@ def _rank_times(record: RankRecord, exposed_waiting: float, end: float, steps: i
         record.waiting_seconds / steps,
         max(0.0, end / steps - (end - record.finished)),
         min(exposed_waiting, exposed) / steps,
+        min(on_host, exposed) / steps,
     )
 
 

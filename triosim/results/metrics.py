@@ -24,7 +24,7 @@ from triosim.compute.models.roofline import arithmetic_dtype
 from triosim.gpus import Gpu
 from triosim.operators import features
 from triosim.operators.kinds import Kind, kind_of
-from triosim.results.exposure import by_axis
+from triosim.results.exposure import ExposedSeconds, by_axis
 from triosim.results.finished_run import FinishedRun, MetricOptions
 from triosim.results.operator_columns import Floats, OperatorColumns, added
 from triosim.results.values import AxisTraffic, CollectiveTimes, ExposedShare, Metrics, RankTimes
@@ -67,7 +67,7 @@ def metrics(run: FinishedRun, times: StepTimes, options: MetricOptions) -> Metri
     dtype = max(by_dtype, key=lambda name: by_dtype[name]) if model else None
     peak = math.fsum(gpu.rate(dtype) for gpu in known) if dtype and complete else None
     idle = math.fsum(rank.idle_s for rank in ranks) / world
-    waiting = by_axis(times.exposed).get(plan.pipeline_axis or "", (0.0, 0.0))[1]
+    waiting = by_axis(times.exposed).get(plan.pipeline_axis or "", ExposedSeconds()).waiting_s
     watts = [gpu.tdp_watts for gpu in known]
     prices = [gpu.price_per_hour for gpu in known] if options.price_per_gpu_hour is None else None
     price = options.price_per_gpu_hour if prices is None else _mean(prices) if complete else None
@@ -117,7 +117,8 @@ def axis_traffic(collectives: Iterable[CollectiveTimes], exposed: Iterable[Expos
         entry[0] += row.bytes * row.count
         entry[1] += row.count
     rows = [
-        AxisTraffic(axis, nbytes, count, *exposures.get(axis, (0.0, 0.0))) for axis, (nbytes, count) in totals.items()
+        AxisTraffic(axis, nbytes, count, *exposures.get(axis, ExposedSeconds()))
+        for axis, (nbytes, count) in totals.items()
     ]
     return sorted(rows, key=lambda row: (-row.exposed_s, -row.bytes, row.axis))
 

@@ -22,7 +22,6 @@ from triosim.results.loading import read_result
 from triosim.results.report import Reportable
 from triosim.results.values import (
     ROWS,
-    STEP_PARTS,
     AxisTraffic,
     CollectiveTimes,
     Draws,
@@ -37,6 +36,8 @@ from triosim.results.values import (
     ResultData,
     WhatIf,
     mean_of_ranks,
+    step_of,
+    step_parts,
 )
 from triosim.units import format_rate, format_time, parse_ranks
 
@@ -274,8 +275,8 @@ class Result(Reportable):
 
     def __repr__(self) -> str:
         mean = mean_of_ranks(self.data.ranks, 0)
-        whole = sum(part(mean) for part in STEP_PARTS.values()) or 1.0
-        parts = ", ".join(f"{name} {part(mean) / whole:.1%}" for name, part in STEP_PARTS.items())
+        whole = step_of(mean) or 1.0
+        parts = ", ".join(f"{part.name} {part.seconds(mean) / whole:.1%}" for part in step_parts([mean]))
         rate = format_rate(self.throughput_samples_per_s)
         return (
             f"<Result of {printable(self.title)}: {format_time(self.step_time_s)} a step, {rate} samples/s\n"

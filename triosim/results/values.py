@@ -1,17 +1,21 @@
 """The values of a result, as they stand in ``result.json``: frozen rows, all for one training step.
 
-A rank's step time is its busy compute time plus its exposed communication, which may wait for a partner, plus its idle time.
+A rank's step time is its busy compute time plus its exposed communication, in which it may wait for a partner or for its host
+to compute, plus its idle time; ``step_parts`` has the parts.
 ``figures`` and the modules that it calls compute the values; ``triosim/reports/result.schema.json`` describes the file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 SCHEMA = "triosim-result/1"
+
+#: What people are shown where an operator or a transfer has no layer.
+NO_LAYER = "(no layer)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +24,9 @@ class RankTimes:
 
     ``compute_s`` is the sum of its operators' times; ``communication_s`` runs from its arrival at each transfer until
     that is through, ``waiting_s`` of it before the last partner arrived; in ``exposed_communication_s`` of it the rank
-    computes nothing, and in ``exposed_waiting_s`` of that all its transfers wait for a partner; in ``idle_s`` it does neither.
-    ``finished_s`` is when it had ended, on the clock of the step.
+    computes nothing, and in ``exposed_waiting_s`` of that all its transfers wait for a partner, in ``exposed_host_s`` its host
+    computes on what is offloaded to it; in ``idle_s`` it does none of these. ``finished_s`` is when it had ended, on the clock
+    of the step.
     """
 
     rank: int
@@ -32,15 +37,52 @@ class RankTimes:
     waiting_s: float = 0.0  # files of older versions do not hold this, nor what follows
     finished_s: float = 0.0
     exposed_waiting_s: float = 0.0
+    exposed_host_s: float = 0.0
 
 
-#: The parts that a rank's step consists of, as tables and pictures call them, in the order in which they show them.
-STEP_PARTS: Mapping[str, Callable[[RankTimes], float]] = {
-    "compute": lambda rank: rank.compute_s,
-    "exposed communication": lambda rank: rank.exposed_communication_s - rank.exposed_waiting_s,
-    "waiting for a partner": lambda rank: rank.exposed_waiting_s,
-    "idle": lambda rank: rank.idle_s,
-}
+class StepPart(NamedTuple):
+    """A part of a step: what legends call it, the heading of its column, a shorter one, its seconds and what a sentence says.
+
+    A part that is ``optional`` is shown where a rank has some of it.
+    """
+
+    name: str
+    heading: str
+    short: str
+    seconds: Callable[[RankTimes], float]
+    sentence: str
+    optional: bool = False
+
+
+#: In the order in which they are shown.
+STEP_PARTS = (
+    StepPart("compute", "compute", "comp.", lambda rank: rank.compute_s, "computes for"),
+    StepPart(
+        "host computation", "host", "host", lambda rank: rank.exposed_host_s, "lets its host compute for", optional=True
+    ),
+    StepPart(
+        "exposed communication",
+        "exposed",
+        "exp.",
+        lambda rank: rank.exposed_communication_s - rank.exposed_waiting_s - rank.exposed_host_s,
+        "communicates without computing for",
+    ),
+    StepPart(
+        "waiting for a partner", "waiting", "wait", lambda rank: rank.exposed_waiting_s, "waits for other GPUs for"
+    ),
+    StepPart("idle", "idle", "idle", lambda rank: rank.idle_s, "is idle for"),
+)
+
+
+def step_parts(ranks: Iterable[RankTimes]) -> tuple[StepPart, ...]:
+    """Return the parts that these ranks' steps are shown with."""
+    shown = list(ranks)
+    return tuple(part for part in STEP_PARTS if not part.optional or any(part.seconds(rank) > 0 for rank in shown))
+
+
+def step_of(rank: RankTimes) -> float:
+    """Return the seconds of a rank's step."""
+    return sum(part.seconds(rank) for part in STEP_PARTS)
 
 
 def mean_of_ranks(ranks: Sequence[RankTimes], row: int) -> RankTimes:
@@ -121,15 +163,17 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True)
 class ExposedShare:
-    """The exposed communication of one axis and layer in a step, the mean over all ranks; ``waiting_s`` of it moves no bytes.
+    """The exposed communication of one axis and layer in a step, the mean over all ranks.
 
-    ``layer`` is whose tensors are on their way, empty where the task does not say.
+    In ``waiting_s`` of it no bytes move, in ``host_s`` the host computes. ``layer`` is whose tensors are on their way, empty
+    where the task does not say.
     """
 
     axis: str
     layer: str
     exposed_s: float
     waiting_s: float
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +223,7 @@ class AxisTraffic:
     """The communication of a step along one axis ("dp", "tp", "pp").
 
     ``bytes`` are the sizes of its transfers on all ranks together, as ``CollectiveTimes`` counts them, ``transfers`` how many
-    there are. ``exposed_s`` is the mean over all ranks, ``waiting_s`` of it moves no bytes.
+    there are. ``exposed_s`` is the mean over all ranks; in ``waiting_s`` of it no bytes move, in ``host_s`` the host computes.
     """
 
     axis: str
@@ -187,6 +231,7 @@ class AxisTraffic:
     transfers: float
     exposed_s: float
     waiting_s: float
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from triosim.config.offload import Offload
 from triosim.errors import OptionError
 from triosim.models import GPT
 from triosim.results.result import Result
+from triosim.results.values import step_parts
 from triosim.tasks import Copy, ReduceScatter
 from triosim.trace import Trace
 
@@ -73,6 +74,16 @@ def test_the_update_takes_what_the_hosts_memory_needs_for_its_bytes() -> None:
     result = offloaded("optimizer=host")
     assert exposed(result, "cpu optimizer") == pytest.approx(28 * P / DRAM)  # one tile: nothing is behind it
     assert exposed(result, "parameters") == pytest.approx(2 * P / PCIE)
+
+
+def test_the_update_on_the_host_is_a_part_of_the_step_of_its_own() -> None:
+    result = offloaded("optimizer=host")
+    (rank,) = result.data.ranks
+    parts = {part.name: part.seconds(rank) for part in step_parts([rank])}
+    assert parts["host computation"] == pytest.approx(28 * P / DRAM)
+    assert parts["exposed communication"] == pytest.approx(rank.exposed_communication_s - 28 * P / DRAM)
+    assert "host computation" in repr(result)
+    assert "host computation" in str(result)
 
 
 def test_gpus_of_a_host_share_its_memory_and_divide_the_update_only_where_the_optimizer_is_sharded() -> None:

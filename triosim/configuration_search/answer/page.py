@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triosim.configuration_search.answer.picture import COLOURS, mean_rank, timed_points
+from triosim.configuration_search.answer.picture import COLOURS, timed_points
 from triosim.configuration_search.answer.report import (
     SHOWN,
     Neighbour,
@@ -18,9 +18,8 @@ from triosim.configuration_search.exact import Searched
 from triosim.configuration_search.outcome import Outcome
 from triosim.configuration_search.point import Point
 from triosim.output_files import PathLike
-from triosim.reports.page.document import Document, Section, bars, chart, listed, table, text
+from triosim.reports.page.document import Document, Section, chart, listed, step_bars, table, text
 from triosim.results.memory_rows import GIB
-from triosim.results.values import STEP_PARTS
 from triosim.units import format_time
 
 
@@ -78,12 +77,8 @@ def _gib(outcome: Outcome) -> str:
 
 
 def _steps(found: Searched, best: list[Outcome]) -> dict[str, Any]:
-    rows = {}
-    for one in best:
-        assert one.figures is not None
-        mean = mean_rank(one.figures)
-        rows[_summary(found, one)] = [part(mean) for part in STEP_PARTS.values()]
-    return bars("step-bars", list(STEP_PARTS), rows)
+    means = {_summary(found, one): one.figures.as_rank() for one in best if one.figures is not None}
+    return step_bars("step-bars", means)
 
 
 def _points(found: Searched) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from triosim.configuration_search.outcome import Figures, Outcome
 from triosim.configuration_search.point import Point
 from triosim.configuration_search.spaces.space import Space
 from triosim.output_files import PathLike
-from triosim.reports.pictures.plot import bare, draw_step_parts, legend, new_figure, save_figure, step_of, unit_of
-from triosim.results.values import RankTimes
+from triosim.reports.pictures.plot import bare, draw_step_parts, legend, new_figure, save_figure, unit_of
+from triosim.results.values import step_of
 
 #: How many of the best points are drawn as bars.
 _BEST = 10
@@ -37,7 +37,7 @@ def write_picture(found: Searched, path: PathLike) -> None:
 
 def _bars(axes: Any, space: Space, best: list[Outcome]) -> None:
     every = [(Point.read(one.key), one.figures) for one in best if one.figures is not None]
-    ranks = [mean_rank(figures, row) for row, (_, figures) in enumerate(every)]
+    ranks = [figures.as_rank(row) for row, (_, figures) in enumerate(every)]
     draw_step_parts(axes, ranks)
     unit, scale = unit_of(max(map(step_of, ranks)))
     for row, (_, figures) in enumerate(every):
@@ -46,13 +46,6 @@ def _bars(axes: Any, space: Space, best: list[Outcome]) -> None:
     axes.set_ylim(len(every) - 0.4, -0.6)
     axes.margins(x=0.12)
     axes.set_xlabel(f"step time, mean over the GPUs ({unit})")
-
-
-def mean_rank(figures: Figures, row: int = 0) -> RankTimes:
-    """Return the parts of a step as those of a rank; what is neither computation nor exposed communication is idle."""
-    exposed = figures.exposed_communication_s + figures.waiting_s
-    idle = max(0.0, figures.step_time_s - figures.compute_s - exposed)
-    return RankTimes(row, figures.compute_s, exposed, exposed, idle, exposed_waiting_s=figures.waiting_s)
 
 
 def _wrapped(text: str, width: int = 44) -> str:

@@ -93,9 +93,11 @@ def reason_of(outcome: Outcome, margin: float) -> str:
 def held_back_by(figures: Figures) -> str:
     """Return why a step is not faster: the parts in which GPUs do not compute, the largest first, or that they compute."""
     step = figures.step_time_s
-    waiting = max(step - figures.compute_s - figures.exposed_communication_s - figures.launch_wait_s, 0.0)
+    known = figures.compute_s + figures.exposed_communication_s + figures.host_s + figures.launch_wait_s
+    waiting = max(step - known, 0.0)
     losses = {
         "communication": figures.exposed_communication_s,
+        "the host's computation": figures.host_s,
         "bubble" if figures.bubble_fraction is not None else "waiting": waiting,
         "launches": figures.launch_wait_s,
     }

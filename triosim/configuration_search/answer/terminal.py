@@ -26,6 +26,7 @@ from triosim.configuration_search.point import Point
 from triosim.configuration_search.spaces.space import Space
 from triosim.reports.terminal.console import new_console
 from triosim.reports.terminal.tables import facts_table, note_lines, percent, plain_text, spaced, table
+from triosim.results.values import StepPart, step_parts
 from triosim.units import format_rate, format_time
 
 
@@ -65,7 +66,9 @@ def _best_table(found: Searched) -> RenderableType:
     """Return the best points: a line of figures, and below it the point's settings and what holds it back."""
     has_tokens = all(one.figures is None or one.figures.tokens_per_s for one in found.ranked)
     others = [one.name for one in _unshown(found)]
-    columns = ("", "step", "tokens/s" if has_tokens else "samples/s", "MFU", "GiB", "bubble", "exp.", "wait", *others)
+    parts = _lost_parts(found)
+    rate = "tokens/s" if has_tokens else "samples/s"
+    columns = ("", "step", rate, "MFU", "GiB", "bubble", *(part.short for part in parts), *others)
     rows = [_row(found, number, one) for number, one in enumerate(found.ranked[:SHOWN], 1)]
     made = table("The best", *columns, rows=rows, main=("step", *others))
     title, header, *lines = plain_text(made, width=min(80, new_console().width)).splitlines()
@@ -75,11 +78,16 @@ def _best_table(found: Searched) -> RenderableType:
         held_back = held_back_by(outcome.figures)
         settings = found.space.summary(Point.read(outcome.key))
         shown += [Text(line), Padding(Text(f"{settings}; held back by {held_back}", style="dim"), (0, 0, 0, 5))]
-    legend = (
-        "GiB: tensors of the fullest GPU; exp.: exposed communication, wait: waiting for partners, mean over the GPUs"
-    )
+    meant = ", ".join(f"{part.short}: {part.name}" for part in parts if part.short != part.name)
+    legend = f"GiB: tensors of the fullest GPU; {meant}, mean over the GPUs"
     shown += [Text(line, style="dim") for line in (legend, *lines[len(rows) :])]
     return Group(Text(), *shown)
+
+
+def _lost_parts(found: Searched) -> list[StepPart]:
+    """Return the parts of the best points' steps that have columns: those in which GPUs neither compute nor idle."""
+    ranks = [one.figures.as_rank() for one in found.ranked[:SHOWN] if one.figures is not None]
+    return [part for part in step_parts(ranks) if part.name not in ("compute", "idle")]
 
 
 def _unshown(found: Searched) -> list[Objective]:
@@ -130,8 +138,7 @@ def _row(found: Searched, number: int, outcome: Outcome) -> list[str]:
         "" if figures.mfu is None else percent(figures.mfu),
         "" if memory is None else f"{memory.peak_bytes / 2**30:.3g}",
         "" if figures.bubble_fraction is None else percent(figures.bubble_fraction),
-        percent(figures.exposed_communication_s, figures.step_time_s),
-        percent(figures.waiting_s, figures.step_time_s),
+        *(percent(part.seconds(figures.as_rank()), figures.step_time_s) for part in _lost_parts(found)),
         *extra,
     ]
 

@@ -7,10 +7,10 @@ from html import escape
 from typing import Any
 
 from triosim.output_files import PathLike, writing_text
-from triosim.reports.terminal.result_tables import RANK_COLUMNS, spread
+from triosim.reports.terminal.result_tables import rank_columns, spread
 from triosim.results.report import Report
 from triosim.results.result import Result
-from triosim.results.values import CollectiveTimes, ResultData
+from triosim.results.values import NO_LAYER, CollectiveTimes, ResultData
 from triosim.units import format_bytes, format_rate, format_time
 
 _ROWS = 10
@@ -36,23 +36,24 @@ class Html(HtmlReport):
     def text(self, result: Result) -> str:
         """Return the page's body."""
         data = result.data
+        columns = rank_columns(data.ranks)
         parts = [
             f"<h4>{escape(result.title)}</h4>",
             f"<p><b>{format_time(data.step_time_s)}</b> a step{_interval(data)}, "
             f"{format_rate(data.throughput_samples_per_s)} samples/s{_mfu(data)}</p>",
             *([] if data.draws is None else [f"<p>{len(data.draws.step_times_s)} draws: {spread(data.draws)}</p>"]),
             html_table(
-                ["rank", *RANK_COLUMNS],
-                [
-                    [str(rank.rank), *(format_time(figure(rank)) for figure in RANK_COLUMNS.values())]
-                    for rank in data.ranks
-                ],
+                ["rank", *columns],
+                [[str(rank.rank), *(format_time(figure(rank)) for figure in columns.values())] for rank in data.ranks],
                 _ROWS,
             ),
             html_table(
                 ["slowest layers", "forward", "backward", "optimizer", "total"],
                 [
-                    [row.layer, *map(format_time, (row.forward_s, row.backward_s, row.optimizer_s, row.total_s))]
+                    [
+                        row.layer or NO_LAYER,
+                        *map(format_time, (row.forward_s, row.backward_s, row.optimizer_s, row.total_s)),
+                    ]
                     for row in sorted(data.layers, key=lambda row: -row.total_s)
                 ],
                 _ROWS,

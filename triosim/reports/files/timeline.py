@@ -21,7 +21,7 @@ from triosim.reports.tracks import INSTANTS, NETWORK_IN, NETWORK_OUT, TrackNumbe
 from triosim.reports.transfer_names import Transfer, begin_of, layer_names, sent_bytes, transfer_name
 from triosim.results.report import Report
 from triosim.results.result import Result
-from triosim.tasks import Batch, Collective, Compute, Handle, Recv, Send
+from triosim.tasks import Batch, Collective, Compute, Copy, Handle, Recv, Send
 from triosim.trace import Operator
 from triosim.units import as_microseconds, format_bytes, format_ranks, slice_times, whole_nanoseconds
 
@@ -280,7 +280,8 @@ def _transfer(task: Transfer, waiting: int) -> str:
         args["layers"] = layer_names(task.layers)
     if task.label:
         args["label"] = task.label
-    return f'"name":{json.dumps(transfer_name(task))},"cat":"communication","args":{json.dumps(args)}'
+    category = "host computation" if isinstance(task, Copy) and task.is_host_computation else "communication"
+    return f'"name":{json.dumps(transfer_name(task))},"cat":"{category}","args":{json.dumps(args)}'
 
 
 def _ns(seconds: float | None) -> int:

@@ -6,10 +6,10 @@ from typing import Any
 
 from triosim.comparison.strategies import ONE_GPU, Comparison, StrategyResult
 from triosim.output_files import PathLike
-from triosim.reports.page.document import Document, Section, bars, chart, check_page, listed, table, text
+from triosim.reports.page.document import Document, Section, bars, chart, check_page, listed, step_bars, table, text
 from triosim.reports.terminal.comparison_table import columns, command_of_best, legend, notes, reasons, rows
 from triosim.results.report import Report
-from triosim.results.values import STEP_PARTS, mean_of_ranks
+from triosim.results.values import mean_of_ranks
 from triosim.units import format_rate, format_time
 
 
@@ -62,6 +62,4 @@ def _steps(ran: list[StrategyResult]) -> dict[str, Any]:
     if any(data.draws is not None for data in results.values()):
         medians = {label: [data.draws.p50_s] for label, data in results.items() if data.draws is not None}
         return bars("step-bars", ["median of all draws"], medians)
-    means = {label: mean_of_ranks(data.ranks, 0) for label, data in results.items()}
-    parts = {label: [part(one) for part in STEP_PARTS.values()] for label, one in means.items()}
-    return bars("step-bars", list(STEP_PARTS), parts)
+    return step_bars("step-bars", {label: mean_of_ranks(data.ranks, 0) for label, data in results.items()})

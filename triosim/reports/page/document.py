@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 from triosim.errors import OutputError, printable
 from triosim.output_files import STANDARD_OUTPUT, PathLike, writing_text
-from triosim.reports.category_colours import CATEGORY_COLOURS
+from triosim.reports.colours import ACTIVITY_COLOURS, CATEGORY_COLOURS
 from triosim.reports.files.html import html_table
+from triosim.results.values import RankTimes, step_parts
 
 MOST_ROWS = 30  # of a table
 _FIGURE = re.compile(r"^([-+]?[0-9][0-9.,]*) (\S+)$")
-#: By the names that pages give the categories of memory.
-_COLOURS = {name.replace("_", " "): colour for name, colour in CATEGORY_COLOURS.items()}
+#: By the names that pages give activities, parts of a step and categories of memory.
+_COLOURS = {**ACTIVITY_COLOURS, **{name.replace("_", " "): colour for name, colour in CATEGORY_COLOURS.items()}}
 
 
 class Section(NamedTuple):
@@ -45,7 +46,7 @@ class Document:
 
     def write(self, path: PathLike) -> None:
         """Write the page as one HTML file."""
-        values = {"category_colours": _COLOURS, **self.values}
+        values = {"colours": _COLOURS, **self.values}
         page = Template(_asset("page.html")).substitute(
             title=text(self.title),
             sentence=text(self.sentence),
@@ -72,6 +73,13 @@ def bars(anchor: str, columns: Sequence[str], rows: Mapping[str, Sequence[float]
     """Return stacked bars for the chart of this anchor: a row each, with a value for each column. ``unit`` is "s" or ""."""
     shown = [{"label": label, "values": list(values)} for label, values in rows.items()]
     return {"anchor": anchor, "columns": list(columns), "rows": shown, "unit": unit}
+
+
+def step_bars(anchor: str, ranks: Mapping[str, RankTimes]) -> dict[str, Any]:
+    """Return the parts of the steps of ranks, by their labels, as bars."""
+    parts = step_parts(ranks.values())
+    rows = {label: [part.seconds(rank) for part in parts] for label, rank in ranks.items()}
+    return bars(anchor, [part.name for part in parts], rows)
 
 
 def text(value: object) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from triosim.output_files import PathLike
-from triosim.reports.page.document import Document, bars, check_page
+from triosim.reports.page.document import Document, bars, check_page, step_bars
 from triosim.reports.page.memory_curve import MOST_RANKS
 from triosim.reports.page.recorded import recorded
 from triosim.reports.page.sections import sections, sentence
 from triosim.results.report import Report
 from triosim.results.result import Result
-from triosim.results.values import STEP_PARTS
+from triosim.results.values import NO_LAYER, STEP_PARTS, RankTimes
 from triosim.units import format_ranks
 
 #: What a result that recorded nothing has of ``recorded``.
@@ -44,16 +44,17 @@ class Page(Report):
 
 def _parts(result: Result) -> dict[str, Any]:
     """Return the parts of the step of each GPU; equal ones are one row."""
-    same: dict[tuple[float, ...], list[int]] = {}
+    same: dict[tuple[float, ...], list[RankTimes]] = {}
     for rank in result.data.ranks:
-        same.setdefault(tuple(part(rank) for part in STEP_PARTS.values()), []).append(rank.rank)
-    shown = list(same.items())[:MOST_PARTS]
-    return bars("parts", list(STEP_PARTS), {f"GPU {format_ranks(ranks, MOST_RANKS)}": parts for parts, ranks in shown})
+        same.setdefault(tuple(part.seconds(rank) for part in STEP_PARTS), []).append(rank)
+    shown = list(same.values())[:MOST_PARTS]
+    labels = (f"GPU {format_ranks((rank.rank for rank in ranks), MOST_RANKS)}" for ranks in shown)
+    return step_bars("parts", {label: ranks[0] for label, ranks in zip(labels, shown, strict=True)})
 
 
 def _layers(result: Result) -> dict[str, Any]:
     slowest = sorted(result.data.layers, key=lambda row: -row.total_s)[:MOST_LAYERS]
-    rows = {row.layer: (row.forward_s, row.backward_s, row.optimizer_s) for row in slowest}
+    rows = {row.layer or NO_LAYER: (row.forward_s, row.backward_s, row.optimizer_s) for row in slowest}
     return bars("layer-bars", ["forward", "backward", "optimizer"], rows)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from triosim.reports.page.document import Section, chart, details, listed, table, text
 from triosim.results.command import command_of
 from triosim.results.memory_rows import GIB
 from triosim.results.result import Result
-from triosim.results.values import STEP_PARTS, ResultData, mean_of_ranks
+from triosim.results.values import NO_LAYER, ResultData, mean_of_ranks, step_of, step_parts
 from triosim.units import format_bytes, format_rate, format_time
 
 
@@ -37,16 +37,14 @@ def sections(result: Result, page: Mapping[str, Any]) -> Iterator[Section]:
 def sentence(data: ResultData) -> str:
     """Return the step in a sentence."""
     mean = mean_of_ranks(data.ranks, 0)
-    total = mean.compute_s + mean.exposed_communication_s + mean.idle_s or 1.0
+    *spent, last = (f"{part.sentence} {part.seconds(mean) / (step_of(mean) or 1.0):.1%}" for part in step_parts([mean]))
     mfu = data.metrics.mfu if data.metrics is not None else None
     parts = [
         f"A step takes {format_time(data.step_time_s)}",
         *([] if data.step_time_interval_s is None else [_interval(data.step_time_interval_s)]),
         f", {format_rate(data.throughput_samples_per_s)} samples a second",
         "" if mfu is None else f" at an MFU of {mfu:.1%}",
-        f": the average GPU computes for {mean.compute_s / total:.0%} of it, communicates without computing for "
-        f"{STEP_PARTS['exposed communication'](mean) / total:.1%}, waits for other GPUs for "
-        f"{mean.exposed_waiting_s / total:.1%}, and is idle for {mean.idle_s / total:.1%}.",
+        f": of it the average GPU {', '.join(spent)}, and {last}.",
     ]
     if data.memory:
         fullest = max(data.memory, key=lambda row: row.peak_bytes)
@@ -61,9 +59,12 @@ def _interval(bounds: tuple[float, float]) -> str:
 
 
 def _ranks(data: ResultData) -> str:
-    columns: Mapping[str, Callable[[Any], float]] = {**STEP_PARTS, "communication": lambda rank: rank.communication_s}
-    rows = [[str(rank.rank), *(format_time(figure(rank)) for figure in columns.values())] for rank in data.ranks]
-    return details("All GPUs", table(["GPU", *columns], rows))
+    parts = step_parts(data.ranks)
+    rows = [
+        [str(rank.rank), *(format_time(part.seconds(rank)) for part in parts), format_time(rank.communication_s)]
+        for rank in data.ranks
+    ]
+    return details("All GPUs", table(["GPU", *(part.name for part in parts), "communication"], rows))
 
 
 def _timeline(page: Mapping[str, Any]) -> str:
@@ -138,7 +139,10 @@ def _layers(data: ResultData) -> str:
     rows = sorted(data.layers, key=lambda row: -row.total_s)
     return table(
         ["layer", "forward", "backward", "optimizer", "total"],
-        [[row.layer, *map(format_time, (row.forward_s, row.backward_s, row.optimizer_s, row.total_s))] for row in rows],
+        [
+            [row.layer or NO_LAYER, *map(format_time, (row.forward_s, row.backward_s, row.optimizer_s, row.total_s))]
+            for row in rows
+        ],
     )
 
 

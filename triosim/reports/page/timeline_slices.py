@@ -16,7 +16,7 @@ from triosim.engine.recording import matched_sends, operator_times
 from triosim.reports.page.memory_curve import MOST_RANKS
 from triosim.reports.tracks import TrackNumbers, Tracks, stream_of, track_order
 from triosim.reports.transfer_names import Transfer, begin_of, layer_names, transfer_name
-from triosim.tasks import Collective, Communicator, Compute, Handle, Recv, Send
+from triosim.tasks import Collective, Communicator, Compute, Copy, Handle, Recv, Send
 from triosim.units import format_ranks, whole_nanoseconds
 
 #: More slices make a page that is slow to load; the ranks beyond are left out, and the page says so.
@@ -175,4 +175,5 @@ def _shown(task: Transfer) -> tuple[str, str, str]:
         detail = [f"{task.group.name} over GPUs {format_ranks(task.group.ranks, MOST_RANKS)}"]
     if task.layers is not None:
         detail.append(layer_names(task.layers))
-    return transfer_name(task), "communication", "; ".join(detail)
+    on_host = isinstance(task, Copy) and task.is_host_computation
+    return transfer_name(task), "host computation" if on_host else "communication", "; ".join(detail)

@@ -7,16 +7,8 @@ from typing import Any
 
 from triosim.comparison.strategies import Comparison
 from triosim.output_files import PathLike
-from triosim.reports.pictures.plot import (
-    PictureReport,
-    bare,
-    draw_step_parts,
-    new_figure,
-    save_figure,
-    step_of,
-    unit_of,
-)
-from triosim.results.values import Draws, ResultData, mean_of_ranks
+from triosim.reports.pictures.plot import PictureReport, bare, draw_step_parts, new_figure, save_figure, unit_of
+from triosim.results.values import Draws, ResultData, mean_of_ranks, step_of
 from triosim.units import format_rate
 
 

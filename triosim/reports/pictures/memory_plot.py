@@ -10,7 +10,7 @@ import numpy as np
 
 from triosim.memory import MemoryReport
 from triosim.output_files import PathLike
-from triosim.reports.category_colours import CATEGORY_COLOURS
+from triosim.reports.colours import CATEGORY_COLOURS
 from triosim.reports.pictures.plot import new_figure, save_figure
 from triosim.reports.terminal.memory_table import size
 

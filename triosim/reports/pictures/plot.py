@@ -15,10 +15,11 @@ from triosim.engine.intervals import Interval, Intervals
 from triosim.engine.recording import operator_times
 from triosim.errors import OutputError, printable
 from triosim.output_files import PathLike, writing_bytes
+from triosim.reports.colours import ACTIVITY_COLOURS
 from triosim.results.report import Report
 from triosim.results.result import Result
-from triosim.results.values import STEP_PARTS, Draws, RankTimes
-from triosim.tasks import Compute
+from triosim.results.values import STEP_PARTS, Draws, RankTimes, step_of, step_parts
+from triosim.tasks import Compute, Copy
 from triosim.units import format_rate, format_time
 
 MAX_RANKS = 16
@@ -29,16 +30,6 @@ _HISTOGRAM = 1.6  # height of the histogram of several draws, in inches
 #: Gaps and intervals shorter than this part of the run would not be seen, and cost time to draw.
 _FINEST = 1 / 2000
 
-COLOURS = {
-    "forward": "#4477AA",
-    "backward": "#66CCEE",
-    "optimizer": "#228833",
-    "compute": "#4477AA",
-    "communication": "#EE6677",
-    "exposed communication": "#EE6677",
-    "waiting for a partner": "#F7C3CA",
-    "idle": "#DDDDDD",
-}
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -109,7 +100,7 @@ def select(ranks: Sequence[RankTimes]) -> list[RankTimes]:
         return list(ranks)
     chosen: dict[tuple[str, ...], RankTimes] = {}
     for rank in ranks:
-        key = tuple(format_time(part(rank)) for part in STEP_PARTS.values())
+        key = tuple(format_time(part.seconds(rank)) for part in STEP_PARTS)
         chosen.setdefault(key, rank)
     picked = {rank.rank: rank for rank in list(chosen.values())[: MAX_RANKS // 2]}
     step = (len(ranks) - 1) / (MAX_RANKS - 1)
@@ -133,7 +124,7 @@ def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
                 (start * scale, (end - start) * scale) for start, end in coarser(intervals, recording.end * _FINEST)
             ]
             if spans:
-                axes.broken_barh(spans, (top, 0.34), facecolor=COLOURS[kind], linewidth=0)
+                axes.broken_barh(spans, (top, 0.34), facecolor=ACTIVITY_COLOURS[kind], linewidth=0)
                 used[kind] = None
     iterations = max(len(record.iterations) for record in recording.ranks)
     if iterations > 1:
@@ -143,7 +134,7 @@ def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
     axes.set_xlim(0, recording.end * scale)
     axes.set_xlabel(f"time ({unit})")
     bare(axes)
-    legend(axes, {kind: colour for kind, colour in COLOURS.items() if kind in used})
+    legend(axes, {kind: colour for kind, colour in ACTIVITY_COLOURS.items() if kind in used})
 
 
 def _kinds(
@@ -155,7 +146,7 @@ def _kinds(
         yield "compute", compute
         yield "communication", communication
         return
-    found = {kind: Intervals() for kind in COLOURS}
+    found = {kind: Intervals() for kind in ACTIVITY_COLOURS}
     for handle in handles:
         if handle.finished is None:
             continue
@@ -164,9 +155,10 @@ def _kinds(
                 found[operator.phase].add(start, end)
         elif hasattr(handle.task, "issuer") and handle.arrived is not None and handle.started is not None:
             found["waiting for a partner"].add(handle.arrived, handle.started)
-            found["communication"].add(handle.started, handle.finished)
-    # The waiting is drawn first: where two transfers overlap, the one that moves bytes is seen.
-    for kind in ("forward", "backward", "optimizer", "waiting for a partner", "communication"):
+            on_host = isinstance(handle.task, Copy) and handle.task.is_host_computation
+            found["host computation" if on_host else "communication"].add(handle.started, handle.finished)
+    # The waiting is drawn first: where two transfers overlap, the one that moves bytes is seen, and above it the host's work.
+    for kind in ("forward", "backward", "optimizer", "waiting for a partner", "communication", "host computation"):
         yield kind, found[kind].merged()
 
 
@@ -184,21 +176,16 @@ def coarser(intervals: Iterable[Interval], finest: float) -> list[Interval]:
 def draw_step_parts(axes: Any, ranks: Sequence[RankTimes]) -> None:
     """Draw the parts of each rank's step time."""
     unit, scale = unit_of(max(step_of(rank) for rank in ranks))
-    parts = {kind: [part(rank) for rank in ranks] for kind, part in STEP_PARTS.items()}
+    parts = {part.name: [part.seconds(rank) for rank in ranks] for part in step_parts(ranks)}
     left = [0.0] * len(ranks)
     for kind, seconds in parts.items():
         widths = [width * scale for width in seconds]
-        axes.barh(range(len(ranks)), widths, 0.62, left=left, color=COLOURS[kind])
+        axes.barh(range(len(ranks)), widths, 0.62, left=left, color=ACTIVITY_COLOURS[kind])
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_xlabel(f"parts of the step ({unit})")
     bare(axes)
-    shown = {kind: COLOURS[kind] for kind, seconds in parts.items() if any(seconds)}
+    shown = {kind: ACTIVITY_COLOURS[kind] for kind, seconds in parts.items() if any(seconds)}
     legend(axes, shown, columns=2 if len(shown) > 3 else 3)
-
-
-def step_of(rank: RankTimes) -> float:
-    """Return the seconds of a rank's step."""
-    return sum(part(rank) for part in STEP_PARTS.values())
 
 
 def unit_of(seconds: float) -> tuple[str, float]:

@@ -17,7 +17,7 @@ from triosim.reports.terminal.result_tables import per_million
 from triosim.reports.terminal.tables import percent, plain_text, table
 from triosim.results.command import command_of
 from triosim.results.report import TextReport
-from triosim.results.values import STEP_PARTS, MemoryRow, ResultData, mean_of_ranks
+from triosim.results.values import MemoryRow, ResultData, StepPart, mean_of_ranks, step_parts
 from triosim.units import format_rate, format_time
 
 #: Ways to make a step fit that a person reads.
@@ -74,7 +74,8 @@ def _lines(label: str) -> str:
 
 def columns(comparison: Comparison) -> list[str]:
     """Return the heads of the columns."""
-    step = ["median", "5%", "95%"] if _is_drawn(comparison) else ["step", "comp.", "exp.", "wait", "idle"]
+    parts = [part.short for part in _parts(comparison)]
+    step = ["median", "5%", "95%"] if _is_drawn(comparison) else ["step", *parts]
     return [
         "strategy" if comparison.baseline == ONE_GPU else "job",
         "batch",
@@ -100,18 +101,22 @@ def _is_drawn(comparison: Comparison) -> bool:
     return any(run.result is not None and run.result.data.draws is not None for run in comparison.runs)
 
 
-def _step(data: ResultData) -> list[str]:
+def _parts(comparison: Comparison) -> tuple[StepPart, ...]:
+    """Return the parts that the steps of all strategies are shown with."""
+    return step_parts(rank for run in comparison.runs if run.result is not None for rank in run.result.data.ranks)
+
+
+def _step(data: ResultData, parts: Sequence[StepPart]) -> list[str]:
     """Return the columns of a step: its time and parts, or of several draws the median and two quantiles."""
     if data.draws is not None:
         return [format_time(seconds) for seconds in (data.draws.p50_s, data.draws.p5_s, data.draws.p95_s)]
     average = mean_of_ranks(data.ranks, 0)
-    parts = [part(average) for part in STEP_PARTS.values()]
-    return [format_time(data.step_time_s), *(percent(part, data.step_time_s) for part in parts)]
+    return [format_time(data.step_time_s), *(percent(part.seconds(average), data.step_time_s) for part in parts)]
 
 
 def rows(comparison: Comparison) -> Iterator[list[str]]:
     """Yield the row of each strategy that can run."""
-    priced = _is_priced(comparison)
+    priced, parts = _is_priced(comparison), _parts(comparison)
     for run in comparison.runs:
         if run.result is None:
             continue
@@ -120,7 +125,7 @@ def rows(comparison: Comparison) -> Iterator[list[str]]:
         found = [
             run.label,
             f"{data.global_batch_size:,}",
-            *_step(data),
+            *_step(data, parts),
             _fullest(data.memory),
             format_rate(run.throughput),
             "" if run.speed_up is None else f"{run.speed_up:.2f}x",
@@ -136,7 +141,8 @@ def reasons(comparison: Comparison) -> Iterator[str]:
 
 def legend(comparison: Comparison) -> str:
     """Return what the columns mean."""
-    said = "comp., exp., wait, idle: compute, exposed communication, waiting for partners, and idle time, mean over the GPUs"
+    parts = _parts(comparison)
+    said = f"{', '.join(part.short for part in parts)}: {', '.join(part.name for part in parts)}, mean over the GPUs"
     if _is_drawn(comparison):
         said = "median, 5%, 95%: quantiles of the step time over all draws"
     said += "; GiB: tensors of the GPU that holds most; gain: speed-up over "

@@ -16,6 +16,7 @@ from triosim.memory.world_memory import WorldMemory
 from triosim.reports.terminal.result_tables import memory_by_rank, moment
 from triosim.reports.terminal.tables import facts_panel, note_lines, percent, shorten, spaced, table
 from triosim.results.memory_rows import rows
+from triosim.results.values import NO_LAYER
 from triosim.units import format_ranks
 
 #: How many rows of a table a person reads.
@@ -190,7 +191,7 @@ def _deepest(report: MemoryReport, alive: Sequence[int]) -> list[ModuleBytes]:
 
 def _module_name(row: ModuleBytes) -> str:
     times = f" x{row.count}" if row.count > 1 else ""
-    return shorten(row.module or "(no layer)", 28 - len(times)) + times
+    return shorten(row.module or NO_LAYER, 28 - len(times)) + times
 
 
 def _cells(by_category: Mapping[str, int], total: int) -> list[str]:
@@ -210,7 +211,7 @@ def _tensors(report: MemoryReport) -> Table:
         item = report.usage.lifetimes.items[number]
         shape = f"{' x '.join(map(str, item.shape))} {item.dtype}".strip() or "?"
         layer = ".".join("*" if part.isdigit() else part for part in item.layer.split("."))
-        key = shorten(layer or "(no layer)", 20), _words(item.category), shape, layer
+        key = shorten(layer or NO_LAYER, 20), _words(item.category), shape, layer
         groups.setdefault(key, []).append(item.nbytes)
     largest = sorted(groups.items(), key=lambda pair: -sum(pair[1]))[:MAX_TENSORS]
     rows = [(*key[:3], str(len(sizes)), size(sum(sizes))) for key, sizes in largest]

@@ -17,7 +17,7 @@ from triosim.results.memory_rows import OUTSIDE, fullest
 from triosim.results.report import TextReport
 from triosim.results.result import Result
 from triosim.results.values import (
-    STEP_PARTS,
+    NO_LAYER,
     CollectiveTimes,
     Doubt,
     Draws,
@@ -26,6 +26,7 @@ from triosim.results.values import (
     Prediction,
     RankTimes,
     ResultData,
+    step_parts,
 )
 from triosim.units import format_bytes, format_ranks, format_rate, format_time, parse_ranks
 
@@ -64,11 +65,11 @@ _LEAST_SHARE = 0.05  # of the doubt: a smaller source is not named
 
 _ROUNDING = 1e-12  # of a step: differences of times that are smaller are the clock's rounding
 
-#: The columns of the ranks' times: the parts of the step, and communication beside computation, too.
-RANK_COLUMNS: Mapping[str, Callable[[RankTimes], float]] = {
-    **dict(zip(("compute", "exposed", "waiting", "idle"), STEP_PARTS.values(), strict=True)),
-    "communication": lambda rank: rank.communication_s,
-}
+
+def rank_columns(ranks: Sequence[RankTimes]) -> dict[str, Callable[[RankTimes], float]]:
+    """Return the columns of the ranks' times: the parts of the step, and communication beside computation, too."""
+    parts = {part.heading: part.seconds for part in step_parts(ranks)}
+    return {**parts, "communication": lambda rank: rank.communication_s}
 
 
 class ResultText(TextReport):
@@ -243,8 +244,9 @@ def _exposed_axes(data: ResultData) -> str:
     for row in [row for row in data.axes if row.exposed_s > 0][:MAX_AXES]:
         seen = row.waiting_s >= 0.0005 * data.step_time_s
         waiting = f" and {percent(row.waiting_s, data.step_time_s)} waiting" if seen else ""
-        exposed = percent(row.exposed_s - row.waiting_s, data.step_time_s)
-        shown.append(f"{shorten(row.axis or 'other', 14)} {exposed}{waiting}")
+        host = f"{percent(row.host_s, data.step_time_s)} on the host" if row.host_s else ""
+        exposed = percent(row.exposed_s - row.waiting_s - row.host_s, data.step_time_s)
+        shown.append(f"{shorten(row.axis or 'other', 14)} {host or exposed}{waiting}")
     return ", ".join(shown)
 
 
@@ -310,30 +312,32 @@ def doubts_table(data: ResultData) -> RenderableType:
 
 
 def _ranks(data: ResultData) -> Table:
-    least = _ROUNDING * data.step_time_s
+    least, columns = _ROUNDING * data.step_time_s, rank_columns(data.ranks)
     by_figures: dict[tuple[str, ...], list[int]] = {}  # ranks whose figures read the same are one row
     for rank in data.ranks:
-        figures = tuple(format_time(_at_least(least, figure(rank))) for figure in RANK_COLUMNS.values())
+        figures = tuple(format_time(_at_least(least, figure(rank))) for figure in columns.values())
         by_figures.setdefault(figures, []).append(rank.rank)
     rows = [(shorten(format_ranks(ranks), 22), *figures) for figures, ranks in by_figures.items()]
     some = any(rank.communication_s > 0 for rank in data.ranks)
     made = table(
         "Time per step, by rank",
-        *("rank", *RANK_COLUMNS),
+        *("rank", *columns),
         rows=rows[:MAX_RANK_ROWS],
-        legend="compute + exposed communication + waiting for partners + idle = the step; communication is all of it, also "
-        "what compute hides"
-        if some
-        else "",
+        legend=_rank_legend(data) if some else "",
     )
     if len(rows) > MAX_RANK_ROWS:
         made.add_row(f"… {sum(map(len, list(by_figures.values())[MAX_RANK_ROWS:]))} more", style="dim")
     whole = data.step_time_s * len(data.ranks)
-    sums = [_at_least(_ROUNDING * whole, sum(map(figure, data.ranks))) for figure in RANK_COLUMNS.values()]
+    sums = [_at_least(_ROUNDING * whole, sum(map(figure, data.ranks))) for figure in columns.values()]
     if len(data.ranks) > 1:
         made.add_row(f"all {len(data.ranks)}", *map(format_time, sums), style="bold")
     made.add_row("of the time", *(percent(total, whole) for total in sums), style="dim")
     return made
+
+
+def _rank_legend(data: ResultData) -> str:
+    parts = " + ".join(part.name for part in step_parts(data.ranks))
+    return f"{parts} = the step; communication is all of it, also what compute hides"
 
 
 def _at_least(least: float, seconds: float) -> float:
@@ -349,23 +353,23 @@ def _layers(data: ResultData) -> Table:
     for layer in slowest:
         times = layer.forward_s, layer.backward_s, layer.optimizer_s, layer.total_s
         members = sum(len(parse_ranks(share.ranks)) for share in layer.per_rank)
-        name = shorten(layer.layer or "(no layer)", 26)
+        name = shorten(layer.layer or NO_LAYER, 26)
         rows.append((name, *map(format_time, times), percent(layer.total_s * members, compute)))
     title = "Layers, slowest first" if every else f"Slowest layers ({len(slowest)} of {len(data.layers)})"
     return table(title, "layer", "forward", "backward", "optimizer", "total", "of compute", rows=rows, main=("total",))
 
 
 def _transfers(data: ResultData) -> Table:
-    """Return the transfers by kind, axis and group size, all sizes together."""
-    groups: dict[tuple[str, str, int], list[CollectiveTimes]] = {}
+    """Return the transfers by kind and axis, those of all sizes and in groups of all sizes together."""
+    groups: dict[tuple[str, str], list[CollectiveTimes]] = {}
     for row in data.collectives:
-        groups.setdefault((row.kind, row.axis, row.group_size), []).append(row)
+        groups.setdefault((row.kind, row.axis), []).append(row)
     rows = []
-    for (kind, axis, size), members in sorted(groups.items(), key=lambda item: -sum(row.total_s for row in item[1])):
+    for (kind, axis), members in sorted(groups.items(), key=lambda item: -sum(row.total_s for row in item[1])):
         count, seconds = sum(row.count for row in members), sum(row.total_s for row in members)
         nbytes = sum(row.count * row.bytes for row in members)
         rate = f"{format_bytes(nbytes / seconds)}/s" if seconds else ""
-        of = kind, shorten(axis, 14), str(size)
+        of = kind, shorten(axis, 14), shorten(format_ranks({row.group_size for row in members}), 14)
         rows.append((*of, f"{count:,g}", format_bytes(nbytes), format_time(seconds), rate))
     columns = "kind", "axis", "ranks", "count", "bytes", "time", "bytes/time"
     title = "Communication per step, all ranks together"
@@ -414,18 +418,22 @@ def _exposed(data: ResultData) -> RenderableType:
     if not data.exposed_communication:
         return Text("no communication is exposed")
 
-    def cells(exposed: float, waiting: float) -> tuple[str, ...]:
-        return format_time(exposed - waiting), format_time(waiting), percent(exposed, data.step_time_s)
+    has_host = any(row.host_s > 0 for row in data.exposed_communication)
+
+    def cells(exposed: float, waiting: float, host: float) -> tuple[str, ...]:
+        on_host = (format_time(host),) if has_host else ()
+        moving = format_time(exposed - waiting - host)
+        return *on_host, moving, format_time(waiting), percent(exposed, data.step_time_s)
 
     shown, rest = data.exposed_communication[:MAX_EXPOSED], data.exposed_communication[MAX_EXPOSED:]
     rows = [
-        (shorten(row.layer or "(no layer)", 34), shorten(row.axis, 14), *cells(row.exposed_s, row.waiting_s))
+        (shorten(row.layer or NO_LAYER, 34), shorten(row.axis, 14), *cells(row.exposed_s, row.waiting_s, row.host_s))
         for row in shown
     ]
     if rest:
-        others = sum(row.exposed_s for row in rest), sum(row.waiting_s for row in rest)
+        others = (math.fsum(getattr(row, name) for row in rest) for name in ("exposed_s", "waiting_s", "host_s"))
         rows.append((f"… {len(rest)} more", "", *cells(*others)))
-    columns = "layer", "axis", "exposed", "waiting", "share of step"
+    columns = "layer", "axis", *(["host"] if has_host else []), "exposed", "waiting", "share of step"
     return table("Exposed communication, mean over the GPUs", *columns, rows=rows, main=("exposed",))
 
 

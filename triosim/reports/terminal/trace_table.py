@@ -7,6 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from triosim.reports.terminal.tables import facts_panel, percent, shorten, spaced, table
+from triosim.results.values import NO_LAYER
 from triosim.trace import PHASES, Trace
 from triosim.trace import summary as summary
 from triosim.trace.step_facts import DOUBTS
@@ -71,5 +72,5 @@ def _layers(trace: Trace) -> Table:
     for group in sorted(groups, key=lambda group: group.name not in slowest):
         phases = (format_time(times.get((group.name, phase), 0.0)) for phase in PHASES)
         total, share = format_time(group.seconds), percent(group.seconds, trace.seconds)
-        rows.append((shorten(group.name or "(no layer)", 28), *phases, total, share))
+        rows.append((shorten(group.name or NO_LAYER, 28), *phases, total, share))
     return table("Time by layer", "layer", *PHASES, "total", "of all", rows=rows, most=MAX_ROWS, main=("total",))

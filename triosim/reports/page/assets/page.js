@@ -56,8 +56,8 @@ const base = () => ({ backgroundColor: "transparent", animation: false, textStyl
 
 // ---- the timeline --------------------------------------------------------------------------------------------------
 
-const KINDS = { forward: "#4477AA", backward: "#66CCEE", optimizer: "#228833", communication: "#EE6677", waiting: "#F7C3CA",
-  other: "#CCBB44", several: "#8899AA" };
+const KINDS = { ...Object.fromEntries(["forward", "backward", "optimizer", "communication", "host computation"].map((kind) => [kind, data.colours[kind]])),
+  waiting: data.colours["waiting for a partner"], other: "#CCBB44", several: "#8899AA" };
 
 // Each track holds the starts (ascending) and ends of its slices, which do not overlap.
 function unpacked(track) {
@@ -309,7 +309,7 @@ class Timeline {
 
 // ---- memory over time ----------------------------------------------------------------------------------------------
 
-const colourOf = (category) => data.category_colours[category] || "#DDDDDD";
+const colourOf = (category) => data.colours[category] || "#DDDDDD";
 
 function drawMemory(chart) {
   const recorded = data.memory_curve;
@@ -383,9 +383,6 @@ class Links {
 
 // ---- bars ------------------------------------------------------------------------------------------------------------
 
-const COLUMNS = { compute: "#4477AA", "exposed communication": KINDS.communication,
-  "waiting for a partner": KINDS.waiting, idle: "#BBBBBB",
-  forward: KINDS.forward, backward: KINDS.backward, optimizer: KINDS.optimizer };
 const OTHERS = ["#4477AA", "#CCBB44", "#228833", "#EE6677", "#66CCEE", "#AA3377"];
 
 function drawBars({ columns, rows, unit }) {
@@ -397,7 +394,7 @@ function drawBars({ columns, rows, unit }) {
     xAxis: { type: "value", axisLabel: { formatter: shown, hideOverlap: true } },
     yAxis: { type: "category", inverse: true, data: labels, axisLabel: { fontSize: 11, width: widest(), overflow: "truncate" } },
     series: columns.map((name, index) => ({ type: "bar", stack: "one", name, barMaxWidth: 24,
-      itemStyle: { color: COLUMNS[name] || data.category_colours[name] || OTHERS[index % OTHERS.length] }, data: rows.map((row) => row.values[index]) })) });
+      itemStyle: { color: data.colours[name] || OTHERS[index % OTHERS.length] }, data: rows.map((row) => row.values[index]) })) });
 }
 
 // ---- points of a search ----------------------------------------------------------------------------------------------
