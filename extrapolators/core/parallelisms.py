@@ -192,8 +192,10 @@ def _sizes(spanning: list[NamedParallelism], dividing: list[NamedParallelism], g
         if open_:
             raise OptionError(f"{open_[0]} has no size", where="parallel", fix=f"write {open_[0]}=8, or give the GPUs")
         gpus = given
+    sizes = [name for name, size in known if size is not None]
     if open_ and gpus % given:
-        raise OptionError(f"{shown} = {given} does not divide {gpus} GPUs", where="parallel")
+        what = f"{shown}{'' if len(sizes) == 1 else f' = {given}'} does not divide {gpus} GPUs"
+        raise OptionError(what, where="parallel")
     if not open_ and given != gpus:
         what = f"{shown}{'' if len(known) == 1 else f' = {given} GPUs'}, but {gpus} GPUs are asked for"
         fix = "let the sizes multiply to the number of GPUs"

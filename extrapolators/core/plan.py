@@ -319,7 +319,8 @@ def batches(parallelisms: Parallelisms, config: RunConfig, traced: int) -> tuple
     batch_size = batch_size or traced
     if batch_size % count:
         fix = "choose a number of micro-batches that divides the batch"
-        raise OptionError(f"a batch of {batch_size} does not divide into {count} micro-batches", fix=fix)
+        what = f"a batch of {batch_size} does not divide into {count} micro-batches"
+        raise OptionError(what, where="--micro-batches", fix=fix)
     return batch_size, count
 
 
@@ -329,7 +330,7 @@ def _replica_batch(config: RunConfig, replicas: int) -> int | None:
         return config.batch_size
     if config.global_batch_size % replicas:
         what = f"a global batch of {config.global_batch_size} does not divide among {replicas} data-parallel replicas"
-        raise OptionError(what, fix=f"use a multiple of {replicas}")
+        raise OptionError(what, where="--global-batch-size", fix=f"use a multiple of {replicas}")
     return config.global_batch_size // replicas
 
 

@@ -12,7 +12,7 @@ from triosim.cli import by_rules
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.cli.subject import ConfiguredRun, TracePath, configured, named_reports, with_reports
-from triosim.config import COMMON, Option, RunConfig
+from triosim.config import COMMON, Option
 from triosim.config.option import SYSTEM
 from triosim.errors import OptionError
 from triosim.reports.terminal.progress import Progress
@@ -89,9 +89,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     named = [(report, given[option]) for option, report in _REPORTS.items() if given[option] is not None]
     run, written = with_reports(runs[0], [*named_reports(given["write"]), *named], subject="comparison")
     with Progress(shown=not given["quiet"]) as progress:
-        comparison = _compared(
-            run, dict(zip(paths, [run.config, *(one.config for one in runs[1:])], strict=False)), progress
-        )
+        comparison = _compared(run, dict(zip(paths, [run, *runs[1:]], strict=False)), progress)
     for report in written:
         report.write(comparison)
     run.save()
@@ -101,10 +99,11 @@ def command(trace: TracePath = None, **given: Any) -> None:
         show_on_terminal(tables.render(comparison))
 
 
-def _compared(run: ConfiguredRun, launch_files: Mapping[str, RunConfig], progress: Progress) -> Any:
+def _compared(run: ConfiguredRun, launch_files: Mapping[str, ConfiguredRun], progress: Progress) -> Any:
     """Return the comparison of all strategies, or of the jobs of launch files."""
     if launch_files:
-        return jobs.compare_jobs(run.subject, launch_files, progress.labelled, progress)
+        compared = {path: jobs.ComparedJob(one.config, one.naming_places) for path, one in launch_files.items()}
+        return jobs.compare_jobs(run.subject, compared, progress.labelled, progress)
     return strategies.compare_config(
         run.subject,
         run.config.gpus,

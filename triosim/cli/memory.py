@@ -113,7 +113,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
         snapshots.check_snapshot(snapshot)
     gpu_memory = {name: given[name] for name in ("capacity", "context", "workspace")}
     gpu_memory["settings"] = settings.parse(given["allocator"])
-    with Progress(shown=not given["quiet"]):
+    with run.naming_places(), Progress(shown=not given["quiet"]):
         view = (_of_many if _is_planned(run) else _of_one)(run, given["rank"], gpu_memory)
     if plot is not None:
         memory_plot.write_memory_plot(view.report, plot, view.rank)

@@ -100,14 +100,15 @@ def command(trace: TracePath = None, **given: Any) -> None:
         several = [name for name in ("gpus", "gpu") if name in declared.axes]
         if several:
             raise OptionError("a launch file is of one cluster", where=f"--{several[0]}", fix="give one value")
-        common = like.of_all_points(run.subject, run.config, declared=bool(declared.axes))
+        with run.naming_places():
+            common = like.of_all_points(run.subject, run.config, declared=bool(declared.axes))
         run = replace(run, config=common)
     run.check_outputs(given["output"], options.study, given["plot"], given["report"])
     if options.script is not None and given["export"] is not None:
         raise OptionError("a script has no options to export", where="--export", fix="leave it out")
     exporting.check_model(run, given["frameworks"])
     subject = trace if options.script is not None else run.subject
-    with searches.declared_space(subject, run.config, declared, options) as space:
+    with run.naming_places(), searches.declared_space(subject, run.config, declared, options) as space:
         validity = None if options.sampler else rules.validity_of(space)
         if validity is not None and not given["quiet"]:
             print(f"triosim: {_counted(validity)}", file=sys.stderr)

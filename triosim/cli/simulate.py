@@ -135,7 +135,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     run = run.with_options(**dict.fromkeys(kept, True))
     if given["chakra"] is not None:
         check_folder(given["chakra"], graph_writing.GRAPHS, "*.et")
-    with Progress(shown=not given["quiet"]) as progress, monitored(progress, given) as watched:
+    with run.naming_places(), Progress(shown=not given["quiet"]) as progress, monitored(progress, given) as watched:
         simulate = simulation.simulate_config
         if given["what_if"]:
             simulate = partial(what_if.what_if_config, started=progress.labelled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -38,7 +39,8 @@ _REDECLARED = ("gpu", "gpus", "topology")
 class ConfiguredRun:
     """The subject of a run and its options; ``given`` are those that differ from the defaults, as they were written.
 
-    ``source`` is the file of ``--config``, ``like`` that of ``--like``, ``target`` that of ``--save-config``.
+    ``source`` is the file of ``--config``, ``like`` that of ``--like``, ``target`` that of ``--save-config``; ``places`` are
+    those of the options that the launch file gives.
     """
 
     subject: str
@@ -47,6 +49,12 @@ class ConfiguredRun:
     source: str | None
     target: str | None
     like: str | None = None
+    places: Any = None
+
+    def naming_places(self) -> AbstractContextManager[None]:
+        """Let errors about options that a launch file gives name its lines."""
+        found: AbstractContextManager[None] = nullcontext() if self.places is None else self.places.named()
+        return found
 
     def check_outputs(self, *paths: str | None, reading: Iterable[str] = ()) -> None:
         """Raise ``OutputError`` where an output cannot be written, or would replace a file that the run reads."""
@@ -123,16 +131,21 @@ def configured(
     if subject is None:
         raise OptionError("Missing argument 'TRACE'", fix=f"see 'triosim {shown or command} --help'")
     said = merged(_of_command(command, file.options, path), chosen(own, given))
-    like = given.get("like")
+    like, places = given.get("like"), None
     if like is not None:
-        said = merged(_of_launch_file(like, subject, said, ignore_unknown=bool(given["ignore_unknown"])), said)
+        options, found = _of_launch_file(like, subject, said, ignore_unknown=bool(given["ignore_unknown"]))
+        places, said = found.without(said), merged(options, said)
     elif given.get("ignore_unknown"):
         raise OptionError("has no effect without --like", where="--ignore-unknown", fix="leave it out")
-    return ConfiguredRun(subject, RunConfig.of(**said), said, path, given["save_config"], like)
+    with nullcontext() if places is None else places.named():
+        config = RunConfig.of(**said)
+    return ConfiguredRun(subject, config, said, path, given["save_config"], like, places)
 
 
-def _of_launch_file(path: str, subject: str, said: Mapping[str, Any], *, ignore_unknown: bool) -> dict[str, Any]:
-    """Return the options of a launch file, without those that other options replace; list what is ignored of it."""
+def _of_launch_file(
+    path: str, subject: str, said: Mapping[str, Any], *, ignore_unknown: bool
+) -> tuple[dict[str, Any], Any]:
+    """Return the options of a launch file, without those that others replace, and their places; list what is ignored of it."""
     of_model = RunConfig.of(**{name: said[name] for name in ("layers", "seq", "trace_format") if name in said})
     model = launch_jobs.ModelSizes.of(subject, of_model)
     found = launch_reading.read_launch_file(path, model, ignore_unknown=ignore_unknown)
@@ -140,7 +153,7 @@ def _of_launch_file(path: str, subject: str, said: Mapping[str, Any], *, ignore_
         print(shortened(printable(f"triosim: ignored: {one.where}: {one.what}")), file=sys.stderr)
     _note_what_is_unsaid(found, model, said)
     batch = {"micro_batches", "global_batch_size"} if said.keys() & {"batch_size", "global_batch_size"} else set[str]()
-    return {name: value for name, value in found.options.items() if name not in batch}
+    return {name: value for name, value in found.options.items() if name not in batch}, found.places
 
 
 def _note_what_is_unsaid(found: Any, model: Any, said: Mapping[str, Any]) -> None:

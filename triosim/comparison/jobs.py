@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from triosim.comparison.strategies import Comparison, Strategy, StrategyResult
@@ -13,18 +14,26 @@ from triosim.errors import TriosimError
 from triosim.simulation import simulate_config
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedJob:
+    """The options of a job; in ``naming_places()`` errors about them name the lines of its file."""
+
+    config: RunConfig
+    naming_places: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
 def compare_jobs(
-    subject: str, jobs: Mapping[str, RunConfig], started: Callable[[str], None], progress: Progress | None = None
+    subject: str, jobs: Mapping[str, ComparedJob], started: Callable[[str], None], progress: Progress | None = None
 ) -> Comparison:
     """Simulate each job, named by its file; speed-ups are those over the first that can run.
 
     ``started`` is told of each before it runs. Raises ``TriosimError`` where none can run.
     """
     found = []
-    for path, config in jobs.items():
+    for path, job in jobs.items():
         label = Path(path).name if len({Path(one).name for one in jobs}) == len(jobs) else path
         started(label)
-        found.append(_ran(subject, Strategy(str(config.parallel), name=label), config, progress))
+        found.append(_ran(subject, Strategy(str(job.config.parallel), name=label), job, progress))
     first = next((one for one in found if one.result is not None), None)
     if first is None or first.result is None:
         raise TriosimError(found[0].reason)
@@ -35,9 +44,10 @@ def compare_jobs(
     return Comparison(title, gpus, tuple(runs), subject, first.label)
 
 
-def _ran(subject: str, strategy: Strategy, config: RunConfig, progress: Progress | None) -> StrategyResult:
+def _ran(subject: str, strategy: Strategy, job: ComparedJob, progress: Progress | None) -> StrategyResult:
     try:
-        return StrategyResult(strategy, simulate_config(subject, config, progress))
+        with job.naming_places():
+            return StrategyResult(strategy, simulate_config(subject, job.config, progress))
     except TriosimError as error:
         return StrategyResult(strategy, None, str(error))
 

@@ -147,9 +147,9 @@ def _flag(option: Option, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     known = {"yes": True, "true": True, "no": False, "false": False}
-    if not isinstance(value, str) or value not in known:
+    if not isinstance(value, str) or value.lower() not in known:
         raise OptionError(f"'{value}' is neither yes nor no", fix="give one of the two")
-    return known[value]
+    return known[value.lower()]
 
 
 def _choice(option: Option, value: Any) -> str:

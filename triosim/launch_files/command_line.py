@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from triosim.config import Option
 from triosim.errors import OptionError
 from triosim.launch_files.correspondence import Correspondence, Entry, Framework, Given, Settings
+from triosim.launch_files.hostfile import gpus_of, slots_of
 from triosim.launch_files.job import Job
 from triosim.launch_files.shell import Word, commands
 
@@ -53,31 +54,33 @@ TORCHRUN = Framework(
     ),
 )
 _DEEPSPEED_FLAGS = frozenset({"no-ssh", "no-python", "module", "no-local-rank", "force-multi", "enable-each-rank-log"})
+_DEEPSPEED_NODES, _DEEPSPEED_GPUS = Option("num-nodes", "whole"), Option("num-gpus", "whole")
+_HOSTFILE, _INCLUDE, _EXCLUDE = (Option(name, "text", "") for name in ("hostfile", "include", "exclude"))
+
+
+def _read_hosts(given: Given) -> Settings:
+    """Return the GPUs that DeepSpeed's launcher takes: of the hosts of its file where that is here, or of those it names."""
+    include, exclude, nodes = given[_INCLUDE.name], given[_EXCLUDE.name], given[_DEEPSPEED_NODES.name]
+    each = given[_DEEPSPEED_GPUS.name]
+    if include and exclude:
+        raise given.refused(_EXCLUDE.name, f"is given together with --{_INCLUDE.name}", "give one of the two")
+    file = Path(given.path).parent / given[_HOSTFILE.name]
+    slots = slots_of(file) if given[_HOSTFILE.name] and file.exists() else {}
+    gpus = gpus_of(slots, include, exclude, nodes, each) if slots or include else None
+    if gpus is None and each is not None and not include:
+        gpus = each * (nodes or 1)
+    return {} if gpus is None else {"gpus": gpus}
+
+
 DEEPSPEED_LAUNCHER = Framework(
     "deepspeed",
     "deepspeed's launcher",
     (
         Correspondence(
-            "`--gpus`",
-            (Option("num-nodes", "whole", 1), Option("num-gpus", "whole")),
-            lambda given: {} if given["num-gpus"] is None else {"gpus": given["num-gpus"] * given["num-nodes"]},
-            _write_nothing,
+            "`--gpus`", (_DEEPSPEED_NODES, _DEEPSPEED_GPUS, _HOSTFILE, _INCLUDE, _EXCLUDE), _read_hosts, _write_nothing
         ),
     ),
-    without_effect=frozenset(
-        (
-            *_DEEPSPEED_FLAGS,
-            "hostfile",
-            "include",
-            "exclude",
-            "master-",
-            "launcher",
-            "launcher-args",
-            "node-rank",
-            "ssh-",
-            "save-",
-        )
-    ),
+    without_effect=frozenset((*_DEEPSPEED_FLAGS, "master-", "launcher", "launcher-args", "node-rank", "ssh-", "save-")),
 )
 
 

@@ -8,13 +8,15 @@ differ unnoticed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triosim.config import COMMON, Option
 from triosim.config.option import MODEL
 from triosim.errors import OptionError, nearest
 from triosim.launch_files.job import Job, ModelSizes
+
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,25 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Launched:
+    """What was read ahead of a file: the settings that its launcher makes, and whether DeepSpeed trains."""
+
+    settings: Settings = field(default_factory=dict)
+    by_deepspeed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
-    """The values of a framework's keys, by name: those of a file, and the framework's defaults of all others."""
+    """The values of a framework's keys, by name: those of a file, and the framework's defaults of all others.
+
+    ``launched`` is what was read ahead of it.
+    """
 
     values: Mapping[str, Any]
     entries: Mapping[str, Entry]
     model: ModelSizes
     path: str
+    launched: Launched = field(default_factory=Launched)
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -42,8 +56,10 @@ class Given:
         where = self.entries[key].where if key in self.entries else f"{self.path}: {key}"
         return OptionError(what, where=where, fix=fix)
 
-
-Settings = Mapping[str, Any]
+    def without(self, key: Option) -> Given:
+        """Return the values of a file that does not give a key."""
+        entries = {name: entry for name, entry in self.entries.items() if name != key.name}
+        return replace(self, values={**self.values, key.name: key.parsed_default}, entries=entries)
 
 
 def switches(*names: str) -> tuple[Option, ...]:
@@ -112,13 +128,18 @@ class Framework:
 
 @dataclass(slots=True)
 class Reading:
-    """The reading of one launch file: what is not understood is refused, or kept in ``ignored`` where that is asked for."""
+    """The reading of one launch file: what is not understood is refused, or kept in ``ignored`` where that is asked for.
+
+    ``launched`` is what was read before. ``places`` says of each setting where the keys stand that make it.
+    """
 
     framework: Framework
     path: str
     model: ModelSizes
     ignore: bool = False
+    launched: Launched = field(default_factory=Launched)
     ignored: list[OptionError] = field(default_factory=list)
+    places: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def settings(self, entries: Mapping[str, Entry]) -> dict[str, Any]:
         """Return the settings that the entries of a file stand for; those of a described model only where one is.
@@ -128,12 +149,15 @@ class Reading:
         known = dict(self._checked(entries))
         found: dict[str, Any] = {}
         values = {name: known.get(name, key.parsed_default) for name, key in self.framework.keys.items()}
-        given = Given(values, entries, self.model, self.path)
+        given = Given(values, entries, self.model, self.path, self.launched)
         for row in self.framework.table:
             try:
-                found.update(row.read(given))
+                settings = row.read(given)
             except OptionError as error:
                 self.refuse(error)
+                continue
+            found.update(settings)
+            self.places.update(_places(row, given, settings))
         if self.model.described:
             return found
         return {name: value for name, value in found.items() if name not in COMMON or COMMON[name].panel != MODEL}
@@ -166,6 +190,22 @@ class Reading:
         if not self.ignore:
             raise error
         self.ignored.append(error)
+
+
+def _places(row: Correspondence, given: Given, settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the places of the keys that make each setting: those without which it would be another, or all of the row."""
+    keys = [key for key in row.keys if key.name in given.entries]
+    without = {key.name: _read_without(row, given, key) for key in keys}
+    for name, value in settings.items():
+        own = [key for key in keys if without[key.name].get(name) != value] or keys
+        yield name, tuple(given.entries[key.name].where for key in own)
+
+
+def _read_without(row: Correspondence, given: Given, key: Option) -> Settings:
+    try:
+        return row.read(given.without(key))
+    except OptionError:
+        return {}
 
 
 def _check_unmodelled(key: Option, entry: Entry) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from triosim.errors import OptionError
@@ -13,10 +14,11 @@ from triosim.input_files import toml_lines, yaml_lines
 from triosim.input_files.reading import parse_json, read_text
 from triosim.launch_files.accelerate import ACCELERATE
 from triosim.launch_files.command_line import DEEPSPEED_LAUNCHER, TORCHRUN, arguments, launch_command
-from triosim.launch_files.correspondence import Entry, Framework, Reading
+from triosim.launch_files.correspondence import Entry, Framework, Launched, Reading
 from triosim.launch_files.deepspeed import DEEPSPEED
 from triosim.launch_files.job import ModelSizes, options_of
 from triosim.launch_files.megatron import MEGATRON
+from triosim.launch_files.places import Places
 from triosim.launch_files.torchtitan import TORCHTITAN
 from triosim.launch_files.trainer import TRAINER
 
@@ -40,6 +42,8 @@ _OPEN = {
 #: Arguments by which a script's are told from those of others.
 _MEGATRONS = frozenset({"tensor-model-parallel-size", "micro-batch-size", "num-layers", "pipeline-model-parallel-size"})
 _TRAINERS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "output_dir"})
+#: The flags of ``accelerate launch`` that say of which type a job is.
+_KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
 #: The keys by which a file is told from those of others.
 _TOLD_BY = (
     (ACCELERATE, frozenset({"distributed_type", "compute_environment", "num_processes"})),
@@ -56,7 +60,8 @@ _KNOWN = (
 class LaunchFile:
     """A launch file that was read: its frameworks, the options of its run by name, and what was ignored.
 
-    ``entries`` are the keys that it gives, ``unsaid`` the options that its frameworks leave to the training script.
+    ``entries`` are the keys that it gives, ``unsaid`` the options that its frameworks leave to the training script, ``places``
+    where it gives each setting.
     """
 
     path: str
@@ -65,6 +70,7 @@ class LaunchFile:
     ignored: tuple[OptionError, ...]
     entries: Mapping[str, Entry]
     unsaid: tuple[str, ...] = ()
+    places: Places = field(default_factory=Places)
 
     @property
     def lines(self) -> Mapping[str, str]:
@@ -86,6 +92,7 @@ def read_launch_file(path: str, model: ModelSizes, *, ignore_unknown: bool = Fal
     return LaunchFile(
         *(path, frameworks, options_of(readings.settings), tuple(readings.ignored), readings.entries),
         unsaid=tuple(sorted(unsaid)),
+        places=Places(readings.places),
     )
 
 
@@ -100,11 +107,12 @@ class _Readings:
         self.frameworks: tuple[Framework, ...] = ()
         self._read: set[str] = set()
         self.left_open: set[str] = set()
+        self.places: dict[str, tuple[str, ...]] = {}
         self._trainer: Mapping[str, Entry] = {}
         self._is_named = False
 
-    def read(self, path: str) -> None:
-        """Read a file of any kind, once."""
+    def read(self, path: str, over: Mapping[str, Entry] = MappingProxyType({})) -> None:
+        """Read a file of any kind, once; entries ``over`` those of a mapping come from the command that names it."""
         if "\0" in path:
             raise OptionError("is not a path", where=path, fix="name a file")
         if (real := os.path.realpath(path)) in self._read:
@@ -115,9 +123,9 @@ class _Readings:
             self._toml(text, path, {})
         elif path.endswith((".yaml", ".yml")):
             content, lines = yaml_lines.parse(text, path, OptionError)
-            self._mapping(content, lines, path)
+            self._mapping(content, lines, path, over)
         elif path.endswith(".json") or text.lstrip()[:1] == "{":
-            self._mapping(parse_json(text, path, OptionError), _lines_of_json(text, path), path)
+            self._mapping(parse_json(text, path, OptionError), _lines_of_json(text, path), path, over)
         elif path.endswith(_SCRIPTS) or text.startswith(("#!", "--")):
             self._command(text, path)
         else:
@@ -127,7 +135,9 @@ class _Readings:
         values, lines = toml_lines.parse(text, path)
         self._take(TORCHTITAN, path, {**_placed(values, lines, path), **over})
 
-    def _mapping(self, content: Any, lines: Mapping[tuple[str | int, ...], int], path: str) -> None:
+    def _mapping(
+        self, content: Any, lines: Mapping[tuple[str | int, ...], int], path: str, over: Mapping[str, Entry]
+    ) -> None:
         """Read what DeepSpeed's JSON, the Trainer's JSON or accelerate's YAML holds."""
         if not isinstance(content, dict):
             raise OptionError("is not a mapping of keys to values", where=path, fix=_KNOWN)
@@ -137,7 +147,7 @@ class _Readings:
         framework = next((one for one, keys in _TOLD_BY if keys & content.keys()), None)
         if framework is None:
             raise OptionError("has no key of a framework that triosim knows", where=path, fix=_KNOWN)
-        self._nested(framework, entries, path)
+        self._nested(framework, {**entries, **over}, path)
 
     def _nested(self, framework: Framework, entries: dict[str, Entry], path: str) -> None:
         """Read entries, and first the file of DeepSpeed that they name, if they do."""
@@ -179,8 +189,8 @@ class _Readings:
         underlined = {name.replace("-", "_"): entry for name, entry in given.items()}
         if job is not None:
             toml = str(Path(path).parent / str(job.value))
-            self._toml(read_text(Path(toml), OptionError), toml, underlined)
-        elif _MEGATRONS & given.keys():
+            self._toml(read_text(Path(toml), OptionError), toml, _with_negated(underlined))
+        elif _MEGATRONS & given.keys() and command.launcher != "accelerate":
             self._take(MEGATRON, path, given)
         elif _TRAINERS & underlined.keys():
             self._nested(TRAINER, underlined, path)
@@ -191,41 +201,50 @@ class _Readings:
             raise OptionError("has no arguments of a framework that triosim knows", where=path, fix=_KNOWN)
 
     def _accelerate(self, entries: Mapping[str, Entry], path: str) -> None:
-        """Read the arguments of ``accelerate launch``, which are keys of its file without the names of their sections."""
+        """Read the arguments of ``accelerate launch``: keys of its file without their sections, in whose place they are."""
         sections = {key.rpartition(".")[2]: key for key in ACCELERATE.keys}
         sections |= {key.name.rpartition(".")[2]: key.name for key in ACCELERATE.unmodelled}
-        file = entries.get("config_file")
-        if file is not None:
-            self.read(str(Path(path).parent / str(file.value)))
         given = {sections.get(name, name): entry for name, entry in entries.items() if name != "config_file"}
-        kinds = {
-            "use_fsdp": "FSDP",
-            "use_deepspeed": "DEEPSPEED",
-            "use_megatron_lm": "MEGATRON_LM",
-            "multi_gpu": "MULTI_GPU",
-        }
-        kind = next((kind for name, kind in kinds.items() if name in given), None)
-        if file is not None and given:
-            for name, entry in given.items():
-                self._refuse(
-                    OptionError("is given beside --config_file", where=entry.where, fix=f"write {name} in the file")
-                )
-        elif file is None:
-            first = next(iter(given.values()), Entry(None, path))
-            self._take(ACCELERATE, path, {**given, **({"distributed_type": Entry(kind, first.where)} if kind else {})})
+        kind = next((kind for name, kind in _KINDS.items() if name in given), None)
+        if kind is not None:
+            given["distributed_type"] = Entry(kind, next(given[name].where for name in _KINDS if name in given))
+        if (file := entries.get("config_file")) is None:
+            self._take(ACCELERATE, path, given)
+        else:
+            self.read(str(Path(path).parent / str(file.value)), given)
 
     def _take(self, framework: Framework, path: str, entries: Mapping[str, Entry]) -> None:
         """Read the entries of a framework."""
-        reading = Reading(framework, path, self._model, self._ignore)
+        reading = Reading(
+            framework, path, self._model, self._ignore, Launched(dict(self.settings), self._is_of_deepspeed)
+        )
         self.settings |= reading.settings(entries)
+        self.places |= reading.places
         self.ignored += reading.ignored
         self.entries |= entries
         self.frameworks += (framework,)
+
+    @property
+    def _is_of_deepspeed(self) -> bool:
+        kind = self.entries.get("distributed_type")
+        return DEEPSPEED in self.frameworks or (kind is not None and kind.value == "DEEPSPEED")
 
     def _refuse(self, error: OptionError) -> None:
         if not self._ignore:
             raise error
         self.ignored.append(error)
+
+
+def _with_negated(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return arguments by the names of their keys: ``--compile.no-enable`` turns ``compile.enable`` off."""
+    found: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        section, _, key = name.rpartition(".")
+        negated = entry.value is True and key.startswith("no_")
+        found[f"{section}.{key.removeprefix('no_')}" if negated else name] = (
+            replace(entry, value=False) if negated else entry
+        )
+    return found
 
 
 def _filled(entries: Mapping[str, Entry], by: Mapping[str, Entry]) -> dict[str, Entry]:

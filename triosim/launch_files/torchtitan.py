@@ -246,10 +246,18 @@ def _write_recompute(job: Job) -> Settings:
     return {_MODE.name: "none"}
 
 
+def _listed(given: Given, key: Option, example: str) -> list[Any]:
+    """Return the value of a list; on the command line its words are divided by commas."""
+    value = given[key.name]
+    if isinstance(value, str) and given.entries[key.name].where.rpartition(": ")[2].startswith("--"):
+        return value.split(",")
+    if not isinstance(value, list):
+        raise given.refused(key.name, "is not a list", f"write {example}")
+    return value
+
+
 def _read_stack(given: Given) -> Settings:
-    components = given[_COMPONENTS.name]
-    if not isinstance(components, list):
-        raise given.refused(_COMPONENTS.name, "is not a list", 'write ["model", "loss"]')
+    components = _listed(given, _COMPONENTS, '["model", "loss"]')
     compiled = given[_COMPILE.name] and "model" in components
     if given[_OPTIMIZER.name] not in ("Adam", "AdamW"):
         raise given.refused(_OPTIMIZER.name, f"'{given[_OPTIMIZER.name]}' is not simulated", "known: Adam, AdamW")
@@ -269,9 +277,7 @@ def _write_stack(job: Job) -> Settings:
 
 
 def _read_products(given: Given) -> Settings:
-    converters = given[_CONVERTERS.name]
-    if not isinstance(converters, list):
-        raise given.refused(_CONVERTERS.name, "is not a list", f'write ["{_FLOAT8}"]')
+    converters = _listed(given, _CONVERTERS, f'["{_FLOAT8}"]')
     for name in converters:
         if name != _FLOAT8:
             raise given.refused(_CONVERTERS.name, f"'{name}' is not simulated", f"known: {_FLOAT8}")

@@ -17,6 +17,7 @@ _MICRO = Option("per_device_train_batch_size", "whole", 8)
 _STEPS = Option("gradient_accumulation_steps", "whole", 1)
 _AGAIN, _AGAIN_TOO = Option("gradient_checkpointing", "flag", False), Option("activation_checkpointing", "flag", False)
 _BF16, _FP16 = Option("bf16", "flag", False), Option("fp16", "flag", False)
+_TF32 = Option("tf32", "flag", False)
 _COMPILE = Option("torch_compile", "flag", False)
 _OPTIMIZER = Option("optim", "text", "adamw_torch_fused")
 _BUCKET = Option("ddp_bucket_cap_mb", "number")
@@ -35,55 +36,78 @@ _OPTIMIZERS = {
 _WORDS: dict[str, str | None] = {"full_shard": "", "shard_grad_op": "no", "auto_wrap": None}
 
 
-def _sharded(given: Given) -> bool:
-    return given[_FSDP.name] not in (None, "", [], False, "False", "false")
+def _is_sharded(given: Given) -> bool:
+    """Whether parameters are FSDP's, by the Trainer's own arguments, or else by accelerate's configuration."""
+    own = given[_FSDP.name]
+    return "fsdp" in given.launched.settings if own is None else own not in ("", [], False, "False", "false")
+
+
+def _is_of_deepspeed(given: Given) -> bool:
+    return given.launched.by_deepspeed or ("deepspeed" in given.entries and bool(given.entries["deepspeed"].value))
+
+
+def _read_batch(given: Given) -> Settings:
+    found = {"micro_batch_size": given[_MICRO.name], "micro_batches": given[_STEPS.name]}
+    launched = given.launched.settings.get("micro_batches")
+    return found if launched is None or _STEPS.name in given.entries else {**found, "micro_batches": launched}
 
 
 def _read_data(given: Given) -> Settings:
-    if "deepspeed" in given.entries and given.entries["deepspeed"].value:
+    again = {"recompute": "checkpoint"} if given[_UNIT_AGAIN.name] else {}
+    if _is_of_deepspeed(given) or (_is_sharded(given) and given[_FSDP.name] is None):
         return {}
-    if not _sharded(given):
+    if not _is_sharded(given):
         bucket = given[_BUCKET.name]
         return {"ddp": None, **({} if bucket is None else {"bucket_size": bucket * 2**20})}
-    value = given[_FSDP.name]
-    words = (
-        list(map(str, value))
-        if isinstance(value, list)
-        else []
-        if value in (True, "True", "true")
-        else str(value).split()
-    )
     found: dict[str, Any] = {"fsdp": None}
-    for word in words:
+    for word in _words(given[_FSDP.name]):
         if word not in _WORDS:
             raise given.refused(_FSDP.name, f"'{word}' is not simulated", f"known: {', '.join(_WORDS)}")
         if _WORDS[word]:
             found["options.reshard"] = _WORDS[word]
     if str(given[_RESHARD.name]).lower() == "false":
         found["options.reshard"] = "no"
-    return found | ({"recompute": "checkpoint"} if given[_UNIT_AGAIN.name] else {})
+    return {**found, **again}
+
+
+def _words(value: Any) -> list[str]:
+    """Return the words of ``fsdp``; true is none of them."""
+    if isinstance(value, list):
+        return list(map(str, value))
+    return [] if value in (True, "True", "true") else str(value).split()
+
+
+def _dtype(given: Given) -> str | None:
+    return "bfloat16" if given[_BF16.name] else "float16" if given[_FP16.name] else None
 
 
 def _read_dtypes(given: Given) -> Settings:
+    """Return the dtypes; a configuration of accelerate has those that the Trainer's arguments do not say."""
     if given[_BF16.name] and given[_FP16.name]:
         raise given.refused(_FP16.name, f"is given together with {_BF16.name}", "give one of the two")
-    dtype = "bfloat16" if given[_BF16.name] else "float16" if given[_FP16.name] else None
-    if not given.model.described or ("deepspeed" in given.entries and given.entries["deepspeed"].value):
+    dtype = _dtype(given)
+    if not given.model.described or (dtype is None and "dtype" in given.launched.settings):
         return {}
+    if _is_of_deepspeed(given):  # its file says so itself; of accelerate's keys the Trainer's dtype comes first
+        return {} if dtype is None or "deepspeed" in given.entries else {"dtype": dtype, "gradient_dtype": dtype}
     if dtype is None:
         return {"dtype": "float32"}
-    if _sharded(given):
+    if _is_sharded(given):
         return {"dtype": dtype, "gradient_dtype": dtype, "options.shard_dtype": "float32"}
     return {"dtype": dtype, "precision": "mixed"}
 
 
 def _read_stack(given: Given) -> Settings:
-    name = given[_OPTIMIZER.name]
+    name, launched = given[_OPTIMIZER.name], given.launched.settings
     if name not in _OPTIMIZERS:
         raise given.refused(_OPTIMIZER.name, f"'{name}' is not simulated", f"known: {', '.join(_OPTIMIZERS)}")
     if not given.model.described:
         return {}
-    return {"stack": "compiled" if given[_COMPILE.name] else "eager", "optimizer": _OPTIMIZERS[name]}
+    compiled = given[_COMPILE.name] or launched.get("stack") == "compiled"
+    halved = (_dtype(given) or launched.get("dtype", "float32")) != "float32"
+    optimizer = "master-adamw" if _is_of_deepspeed(given) and halved else _OPTIMIZERS[name]
+    found = {"stack": "compiled" if compiled else "eager", "optimizer": optimizer}
+    return found | ({} if halved or not given[_TF32.name] else {"products": "tf32"})
 
 
 def _write_data(job: Job) -> Settings:
@@ -104,7 +128,8 @@ def _write_stack(job: Job) -> Settings:
     stack = STACKS[job.get("stack")]
     optimizer = job.get("optimizer") or stack.optimizer
     name = next((theirs for theirs, ours in _OPTIMIZERS.items() if ours == optimizer), None)
-    return {_COMPILE.name: True if stack.name == "compiled" else None, _OPTIMIZER.name: name}
+    fast = True if job.settings.get("products") == "tf32" else None
+    return {_COMPILE.name: True if stack.name == "compiled" else None, _OPTIMIZER.name: name, _TF32.name: fast}
 
 
 TRAINER = Framework(
@@ -114,14 +139,14 @@ TRAINER = Framework(
         Correspondence(
             "`micro_batch_size`, `micro_batches`",
             (_MICRO, _STEPS),
-            lambda given: {"micro_batch_size": given[_MICRO.name], "micro_batches": given[_STEPS.name]},
+            _read_batch,
             lambda job: {_MICRO.name: job.micro_batch_size, _STEPS.name: job.micro_batches},
         ),
         Correspondence(
             "`ddp`, `fsdp`, `reshard`, `bucket_size`", (_FSDP, _BUCKET, _UNIT_AGAIN, _RESHARD), _read_data, _write_data
         ),
         Correspondence("`dtype`, `precision`", (_BF16, _FP16), _read_dtypes, _write_dtypes),
-        Correspondence("`stack`, `optimizer`", (_COMPILE, _OPTIMIZER), _read_stack, _write_stack),
+        Correspondence("`stack`, `optimizer`, `products`", (_COMPILE, _OPTIMIZER, _TF32), _read_stack, _write_stack),
         Correspondence(
             "`recompute`",
             (_AGAIN, _AGAIN_TOO),
@@ -132,7 +157,6 @@ TRAINER = Framework(
     unmodelled=(
         *switches("use_liger_kernel", "auto_find_batch_size", "use_cpu", "full_determinism"),
         *switches("fsdp_config.offload_params", "fsdp_config.cpu_offload"),
-        Option("tf32", "object"),
         Option("torch_empty_cache_steps", "object"),
         Option("parallelism_config", "object"),
         Option("fp16_backend", "object", "auto"),

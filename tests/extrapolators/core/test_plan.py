@@ -81,7 +81,7 @@ def test_predicted_times_are_noted_whatever_changed_the_shapes() -> None:
     ("parallel", "gpus", "options", "said"),
     [
         ("dp=2,tp=4", 6, {}, "dp=2 x tp=4 = 8 GPUs, but 6 GPUs are asked for"),
-        ("dp,tp=4", 6, {}, "tp=4 = 4 does not divide 6 GPUs"),
+        ("dp,tp=4", 6, {}, "tp=4 does not divide 6 GPUs"),
         ("dp=3", 4, {}, "dp=3, but 4 GPUs are asked for"),
         ("dp=2,ep=2", 4, {}, "let the sizes multiply to the number of GPUs; ep=2 divides them and adds none"),
         ("dp,tp", 4, {}, "dp and tp have no size"),

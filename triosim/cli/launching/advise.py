@@ -53,7 +53,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     model = jobs.ModelSizes.of(run.subject, run.config)
     launch = reading.read_launch_file(given["like"], model, ignore_unknown=given["ignore_unknown"])
     node = exporting.node_of(run.config)
-    with Progress(shown=not given["quiet"]) as progress:
+    with run.naming_places(), Progress(shown=not given["quiet"]) as progress:
         advice = advising.advise(run.subject, run.config, launch, node, progress.labelled)
     text = json.dumps(advice.to_dict(), indent=2, allow_nan=False) + "\n"
     give_answer(given, text, lambda: shown.render(advice, given["top"]))
