@@ -11,7 +11,6 @@ from hand_made_run import MS, result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triosim.reports.terminal.comparison_table import merged
 from triosim.reports.terminal.result_tables import as_text
 from triosim.reports.terminal.tables import percent, plain_text, shorten, table
 from triosim.results.figure_rows import COLUMNS
@@ -84,17 +83,6 @@ def test_the_rate_of_a_slow_step_is_not_rounded_away() -> None:
         "1.60",
         "0.00210",
     ]
-
-
-def test_notes_that_differ_in_one_number_are_one_note() -> None:
-    notes = [
-        "times for batch 128, predicted for 64",
-        "other",
-        "times for batch 128, predicted for 4",
-        "2 of 3",
-        "3 of 4",
-    ]
-    assert merged(notes) == ["times for batch 128, predicted for 4 or 64", "other", "2 of 3", "3 of 4"]
 
 
 def test_a_long_name_keeps_its_end() -> None:

@@ -81,6 +81,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
         raise OptionError("has no effect without Chakra graphs", where="--rules", fix="leave it out")
     given = {**given, "topology": next(iter(systems), None)}
     paths = given["like"] or []
+    if twice := next((path for path in paths if paths.count(path) > 1), None):
+        raise OptionError(f"'{twice}' is given twice", where="--like", fix="name each job once")
     runs = [configured("compare", trace, {**given, "like": path}, OPTIONS) for path in paths or [None]]
     if not paths and runs[0].config.gpus is None:
         raise OptionError("Missing option '--gpus' / '-n'", fix="see 'triosim compare --help'")

@@ -54,4 +54,8 @@ def _ran(subject: str, strategy: Strategy, job: ComparedJob, progress: Progress 
 
 def _with_speed_ups(runs: list[StrategyResult], first: StrategyResult) -> Iterator[StrategyResult]:
     for run in runs:
-        yield run if run.result is None else replace(run, speed_up=run.throughput / first.throughput)
+        if run.result is None or first.result is None:
+            yield run
+        else:
+            speed_up = run.throughput / first.throughput
+            yield replace(run, speed_up=speed_up, efficiency=speed_up * first.result.world / run.result.world)

@@ -85,7 +85,7 @@ class StrategyResult:
 class Comparison(Reportable):
     """The results of all strategies, the fastest first, and those that cannot run at the end; ``trace`` is their subject.
 
-    Speed-ups are those over the ``baseline``.
+    Speed-ups are those over the ``baseline``; efficiencies divide them by how many times its GPUs there are.
     """
 
     subject = "comparison"
@@ -94,6 +94,17 @@ class Comparison(Reportable):
     runs: tuple[StrategyResult, ...]
     trace: str = "TRACE"
     baseline: str = ONE_GPU
+
+    @property
+    def differs_in_gpus(self) -> bool:
+        """Whether jobs that are compared run on different numbers of GPUs."""
+        return self.baseline != ONE_GPU and len({run.result.world for run in self.runs if run.result is not None}) > 1
+
+    def label_of(self, run: StrategyResult) -> str:
+        """Return what a picture calls a strategy: its label, with the GPUs where these differ."""
+        if run.result is None or not self.differs_in_gpus:
+            return run.label
+        return f"{run.label} on {run.result.world:,} GPU{'s' if run.result.world > 1 else ''}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON holds it; what cannot run has a reason and no figures."""

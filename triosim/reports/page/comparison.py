@@ -39,26 +39,29 @@ class ComparisonPage(Report):
         if said := notes(comparison):
             sections.append(Section("notes", "Notes", listed(said)))
         ran = [run for run in comparison.runs if run.result is not None]
-        rates = bars("rate-bars", ["samples a second"], {run.label: [run.throughput] for run in ran}, unit="")
-        Document(comparison.title, _sentence(ran, comparison.baseline), sections, {"bars": [_steps(ran), rates]}).write(
-            path
+        rates = bars(
+            "rate-bars", ["samples a second"], {comparison.label_of(run): [run.throughput] for run in ran}, unit=""
         )
+        Document(
+            comparison.title, _sentence(comparison, ran), sections, {"bars": [_steps(comparison, ran), rates]}
+        ).write(path)
 
 
-def _sentence(ran: list[StrategyResult], baseline: str) -> str:
+def _sentence(comparison: Comparison, ran: list[StrategyResult]) -> str:
     best, last = ran[0], ran[-1]
     assert best.result is not None
-    gain = "" if best.speed_up is None else f", {best.speed_up:.2f} times those of {baseline}"
-    compared = "strategies" if baseline == ONE_GPU else "jobs"
+    gain = "" if best.speed_up is None else f", {best.speed_up:.2f} times those of {comparison.baseline}"
+    compared = "strategies" if comparison.baseline == ONE_GPU else "jobs"
+    first, slowest = comparison.label_of(best), comparison.label_of(last)
     return (
-        f"Of {len(ran)} {compared}, {best.label} trains most samples a second: {format_rate(best.throughput)}{gain}, "
-        f"in steps of {format_time(best.result.step_time_s)}; {last.label} trains fewest, {format_rate(last.throughput)}."
+        f"Of {len(ran)} {compared}, {first} trains most samples a second: {format_rate(best.throughput)}{gain}, "
+        f"in steps of {format_time(best.result.step_time_s)}; {slowest} trains fewest, {format_rate(last.throughput)}."
     )
 
 
-def _steps(ran: list[StrategyResult]) -> dict[str, Any]:
+def _steps(comparison: Comparison, ran: list[StrategyResult]) -> dict[str, Any]:
     """Return the parts of the steps, means over the GPUs; of several draws the medians."""
-    results = {run.label: run.result.data for run in ran if run.result is not None}
+    results = {comparison.label_of(run): run.result.data for run in ran if run.result is not None}
     if any(data.draws is not None for data in results.values()):
         medians = {label: [data.draws.p50_s] for label, data in results.items() if data.draws is not None}
         return bars("step-bars", ["median of all draws"], medians)

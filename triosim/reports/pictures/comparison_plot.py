@@ -19,7 +19,7 @@ class ComparisonPlot(PictureReport):
 
     def write(self, comparison: Comparison, path: PathLike) -> None:
         """Draw the strategies that can run."""
-        runs = [(run.label, run.result) for run in comparison.runs if run.result is not None]
+        runs = [(comparison.label_of(run), run.result) for run in comparison.runs if run.result is not None]
         figure = new_figure(path, height=1.9 + 0.36 * max(2, len(runs)))
         times, speeds = figure.subplots(1, 2, sharey=True, width_ratios=[1.7, 1])
         drawn = [result.data.draws for _, result in runs if result.data.draws is not None]

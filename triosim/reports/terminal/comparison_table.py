@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -22,7 +23,9 @@ from triosim.units import format_rate, format_time
 
 #: Ways to make a step fit that a person reads.
 MOST_REMEDIES = 8
-_NUMBER = re.compile(r"(\d+)")
+#: Of notes with the same words and other figures how many are all shown, and how many strategies one names.
+MOST_NOTES, MOST_LABELS = 3, 3
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
 class ComparisonText(TextReport):
@@ -78,6 +81,7 @@ def columns(comparison: Comparison) -> list[str]:
     step = ["median", "5%", "95%"] if _is_drawn(comparison) else ["step", *parts]
     return [
         "strategy" if comparison.baseline == ONE_GPU else "job",
+        *(["GPUs"] if comparison.differs_in_gpus else []),
         "batch",
         *step,
         "GiB",
@@ -89,7 +93,9 @@ def columns(comparison: Comparison) -> list[str]:
 
 
 def _left_out(comparison: Comparison) -> set[str]:
-    """Return the columns for which 80 columns have no room."""
+    """Return the columns for which 80 columns have no room; that of the batch gives way to GPUs that differ."""
+    if comparison.differs_in_gpus:
+        return {"batch", "gain"} if _is_priced(comparison) else {"batch"}
     return {"eff.", "gain"} if _is_priced(comparison) else {"eff."}
 
 
@@ -124,6 +130,7 @@ def rows(comparison: Comparison) -> Iterator[list[str]]:
         cost = data.metrics.cost if data.metrics is not None else None
         found = [
             run.label,
+            *([f"{len(data.ranks):,}"] if comparison.differs_in_gpus else []),
             f"{data.global_batch_size:,}",
             *_step(data, parts),
             _fullest(data.memory),
@@ -145,8 +152,12 @@ def legend(comparison: Comparison) -> str:
     said = f"{', '.join(part.short for part in parts)}: {', '.join(part.name for part in parts)}, mean over the GPUs"
     if _is_drawn(comparison):
         said = "median, 5%, 95%: quantiles of the step time over all draws"
-    said += "; GiB: tensors of the GPU that holds most; gain: speed-up over "
-    said += comparison.baseline
+    said += "; GiB: tensors of the GPU that holds most"
+    if any(_is_too_full(run.result.data.memory) for run in comparison.runs if run.result is not None):
+        said += "; !: more than the GPU has room for"
+    said += f"; gain: speed-up over {comparison.baseline}"
+    if comparison.differs_in_gpus:
+        said += "; eff.: gain for each GPU"
     if _is_priced(comparison):
         said += "; cost: of a million tokens (or samples)"
     if comparison.baseline != ONE_GPU:
@@ -162,39 +173,66 @@ def command_of_best(comparison: Comparison) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return the notes of all strategies, those that differ in a number as one."""
-    return merged(dict.fromkeys(note for run in comparison.runs if run.result for note in run.result.notes))
+    """Return the notes of all strategies, those that differ in a number as one; what not all say names who does."""
+    said = [(run.label, note) for run in comparison.runs if run.result for note in dict.fromkeys(run.result.notes)]
+    every = sum(run.result is not None for run in comparison.runs)
+    groups: dict[tuple[str, ...], list[_Said]] = {}
+    for label, note in said:
+        pieces = _NUMBER.split(note)  # words at even places, numbers at odd ones
+        groups.setdefault(tuple(pieces[::2]), []).append(_Said(label, pieces))
+    return [note for members in groups.values() for note in _of_group(members, every)]
 
 
 def _fullest(memory: Sequence[MemoryRow]) -> str:
     """Return the memory of the fullest rank in GiB, with an exclamation mark where it does not fit."""
     if not memory:
         return ""
-    row = max(memory, key=lambda one: one.peak_bytes)
-    fits = row.capacity_bytes is None or row.peak_bytes <= row.capacity_bytes
-    return f"{row.peak_bytes / 2**30:.3g}" + ("" if fits else "!")
+    return f"{_most(memory).peak_bytes / 2**30:.3g}" + ("!" if _is_too_full(memory) else "")
 
 
-def merged(notes: Iterable[str]) -> list[str]:
-    """Return the notes; those that differ in a single number become one: "predicted for 4, 16 or 64"."""
-    groups: dict[tuple[str, ...], list[list[str]]] = {}
-    for note in notes:
-        pieces = _NUMBER.split(note)  # words at even places, numbers at odd ones
-        groups.setdefault(tuple(pieces[::2]), []).append(pieces)
-    found: list[str] = []
-    for members in groups.values():
-        columns = [list(dict.fromkeys(column)) for column in zip(*members, strict=True)]
-        if sum(len(column) > 1 for column in columns) > 1:
-            found.extend("".join(pieces) for pieces in members)
-        else:
-            found.append("".join(_any_of(column) for column in columns))
-    return found
+def _most(memory: Sequence[MemoryRow]) -> MemoryRow:
+    return max(memory, key=lambda one: one.peak_bytes)
+
+
+def _is_too_full(memory: Sequence[MemoryRow]) -> bool:
+    """Whether the rank that holds most holds more than its GPU has room for."""
+    if not memory:
+        return False
+    capacity = _most(memory).capacity_bytes
+    return capacity is not None and _most(memory).peak_bytes > capacity
+
+
+class _Said(NamedTuple):
+    """A note of a strategy, in pieces: words and numbers by turns."""
+
+    label: str
+    pieces: list[str]
+
+
+def _of_group(members: Sequence[_Said], every: int) -> list[str]:
+    """Return notes of the same words: as one where a single number differs ("4, 16 or 64"), else each, or the first of many."""
+    columns = [list(dict.fromkeys(column)) for column in zip(*(one.pieces for one in members), strict=True)]
+    labels = list(dict.fromkeys(one.label for one in members))
+    if sum(len(column) > 1 for column in columns) <= 1:
+        text = "".join(_any_of(column) for column in columns)
+        return [text if len(labels) == every else f"{_some(labels)}: {text}"]
+    if len(members) <= MOST_NOTES:
+        return [f"{one.label}: {''.join(one.pieces)}" for one in members]
+    first, *others = labels
+    also = f" (and {_some(others)}, with other figures)" if others else ""
+    return [f"{first}{also}: {''.join(members[0].pieces)}"]
+
+
+def _some(labels: Sequence[str]) -> str:
+    """Return the first labels, and how many more there are."""
+    more = len(labels) - MOST_LABELS
+    return ", ".join(labels[:MOST_LABELS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _any_of(numbers: list[str]) -> str:
     if len(numbers) == 1:
         return numbers[0]
-    *most, last = sorted(numbers, key=int)
+    *most, last = sorted(numbers, key=float)
     return f"{', '.join(most)} or {last}"
 
 
