@@ -17,6 +17,9 @@ from triosim.extrapolators.core.program import Gradient, Program, RankHooksFacto
 from triosim.extrapolators.offload.activations import with_offloaded_activations
 from triosim.extrapolators.offload.optimizer import HostOptimizer, OptimizerBytes, OptimizerPlan
 
+#: How ranks get several threads each, which an update at the rate of the memory needs.
+_THREADS = "torchrun sets OMP_NUM_THREADS=1 unless it is set, and deepspeed divides the cores with --bind_cores_to_rank"
+
 
 class Offloading(Extrapolator):
     """Moves what ``--offload`` says to memories outside of GPUs."""
@@ -37,6 +40,15 @@ class Offloading(Extrapolator):
             return program
         if program.training:
             require_gradients(program)
+        if offload.optimizer is not None:
+            if not any(stage.optimizer for stage in program.stages) and not any(program.optimizers):
+                what = "the step has no optimizer whose states could be offloaded"
+                raise OptionError(
+                    what, where="--offload optimizer", fix="leave it out, or describe one: --optimizer adamw"
+                )
+            program = program.noted(
+                f"the CPU updates parameters at the rate of its memory, for which each rank needs several threads: {_THREADS}"
+            )
         reduced = _are_reduced(program, mesh)
         if offload.optimizer is not None and reduced[False] and not program.sharded_axes:
             program = program.noted(

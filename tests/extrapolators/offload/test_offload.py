@@ -257,6 +257,12 @@ def test_stages_and_micro_batches_offload_their_own_activations() -> None:
     assert [one.outside_during["nvme"] for one in with_states.ranks] == ["start", "start"]
 
 
+def test_threads_that_an_update_needs_are_noted() -> None:
+    noted = [note for note in offloaded("optimizer=host").data.notes if "OMP_NUM_THREADS" in note]
+    assert len(noted) == 1
+    assert not any("OMP_NUM_THREADS" in note for note in offloaded("activations=host").data.notes)
+
+
 # ---- what is refused --------------------------------------------------------------------------------------------
 
 
@@ -290,6 +296,10 @@ SMALL_POOL = (
         (["-p", "fsdp=2", "--offload", "optimizer=host,parameters=pool"], "has no memory pool"),
         (["-p", "fsdp=2", "--offload", "optimizer=host", "-t", "dgx-h20"], "the bandwidth of dgx-h20's host memory"),
         (["--inference", "--offload", "optimizer=host"], "inference has no optimizer"),
+        (
+            ["--optimizer", "none", "--offload", "optimizer=host"],
+            "the step has no optimizer whose states could be offloaded",
+        ),
         (["--offload", "optimizer=host", "-t", "switch(1, bandwidth=1 GB/s)"], "has no host memory"),
         (
             ["--offload", "optimizer=host", "-t", "dgx-h100(host_memory={capacity: 60 GB, bandwidth: 1 GB/s})"],
