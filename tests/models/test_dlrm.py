@@ -8,6 +8,7 @@ import pytest
 
 import triosim
 from triosim.models import DLRM
+from triosim.models.catalogue import find
 from triosim.operators.features import flops, input_bytes, is_pooled_look_up, output_bytes
 from triosim.trace import Trace
 
@@ -51,6 +52,20 @@ def test_mlperfs_model_has_two_million_parameters_beside_its_tables() -> None:
     parameters = {t.storage: t for op in model.operators for t in op.inputs if t.category == "parameter"}
     assert sum(t.numel for t in parameters.values() if len(t.shape) < 3) == 2_368_897
     assert [t.numel for t in parameters.values() if len(t.shape) == 3] == [26 * 7_221_984 * 128]
+
+
+def test_the_widths_of_mlps_are_written_as_dlrms_own_script_takes_them() -> None:
+    """57 million parameters of MLPs: DLRM of ASTRA-sim 2.0's Table III."""
+    model = find("dlrm(bottom=2048-1024-128, top=4096-4096-4096-4096-1, tables=64, rows=1000000)")
+    assert isinstance(model, DLRM)
+    assert (model.bottom, model.top) == ((2048, 1024, 128), (4096, 4096, 4096, 4096, 1))
+    read = 128 + 65 * 64 // 2
+    widths = (13, *model.bottom), (read, *model.top)
+    mlps = sum((into + 1) * out for each in widths for into, out in pairwise(each))
+    assert mlps == pytest.approx(57e6, rel=0.1)
+    trace = triosim.describe(model, batch=4, gpu="A100")
+    parameters = {t.storage: t for op in trace.operators for t in op.inputs if t.category == "parameter"}
+    assert sum(t.numel for t in parameters.values() if len(t.shape) < 3) == mlps
 
 
 def test_a_click_has_no_tokens() -> None:

@@ -126,6 +126,8 @@ def test_a_name_takes_other_sizes_in_parentheses() -> None:
         ("gpt2(layers=two)", "layers is 'two'; give a number"),
         ("gpt2(layers=-2)", "layers is '-2'; give a number"),
         ("gpt2(layers)", "layers is ''; give a number"),
+        ("convnext-tiny(widths=96)", "widths has 1 numbers, those of convnext-tiny are 4; give as many"),
+        ("dlrm(top=512-one)", "top is '512-one'; give whole numbers with '-' between them: 512-256-128"),
         ("gpt2(name=x)", "'name=x' is no size of gpt2"),
         ("llama3-8b(style=other)", "style is 'other'; known: transformers, transformers-2024, torchtitan"),
         ("llama3-8b(qk_norm=1)", "qk_norm is '1'; give true or false"),
@@ -134,6 +136,12 @@ def test_a_name_takes_other_sizes_in_parentheses() -> None:
 def test_what_is_no_size_of_a_model_is_named(name: str, said: str) -> None:
     with pytest.raises(OptionError, match=re.escape(f"{name}: {said}")):
         find(name)
+
+
+@pytest.mark.parametrize(("name", "size"), [("gpt2(heads=0)", "heads"), ("dlrm(tables=0)", "tables")])
+def test_a_size_of_nothing_is_named(name: str, size: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(f"{name}: {size} cannot be 0; give 1 or more")):
+        triosim.describe(name, batch=1)
 
 
 def test_ssd300_has_8732_boxes_of_81_classes() -> None:

@@ -25,7 +25,7 @@ from triosim.models.architectures.efficientnet import EfficientNet
 from triosim.models.architectures.gemma import Gemma
 from triosim.models.architectures.gpt import GPT
 from triosim.models.architectures.llama import Llama
-from triosim.models.architectures.model import Model
+from triosim.models.architectures.model import ANY_LENGTH, Model
 from triosim.models.architectures.ssd import SSD
 from triosim.models.architectures.t5 import T5
 from triosim.models.architectures.vit import ViT
@@ -101,6 +101,14 @@ def find(name: str) -> Model | None:
             fix = nearest(key, known)
             raise OptionError(f"'{text.strip()}' is no size of {match[1]}", where=name, fix=fix)
         sizes[key] = _size(name, key, value, str(known[key].type))
+        expected = getattr(model, key)
+        if (
+            isinstance(sizes[key], tuple)
+            and not known[key].metadata.get(ANY_LENGTH)
+            and len(sizes[key]) != len(expected)
+        ):
+            what = f"{key} has {len(sizes[key])} numbers, those of {match[1]} are {len(expected)}"
+            raise OptionError(what, where=name, fix="give as many")
     return replace(model, **sizes, name=name)  # type: ignore[type-var]
 
 
@@ -110,6 +118,10 @@ def _size(name: str, key: str, text: str, type: str) -> Any:
         if text in (choices := re.findall(r"'(.*?)'", type)):
             return text
         raise OptionError(f"{key} is '{text}'", where=name, fix=f"known: {', '.join(choices)}")
+    if type.startswith("Sequence"):
+        if re.fullmatch(r"[1-9]\d*(-[1-9]\d*)*", text, re.ASCII):
+            return tuple(map(int, text.split("-")))
+        raise OptionError(f"{key} is '{text}'", where=name, fix="give whole numbers with '-' between them: 512-256-128")
     try:
         value = json.loads(text)
     except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,14 @@ def _recorded(model: Model, choices: StepChoices, gpu: gpus.Gpu) -> Trace:
     kept = stack.optimizer == "master-adamw"  # whose fp32 copies need no others
     tape = Tape(choices.parameter_dtype, autocast, products=stack.products, keeps_narrow=kept)
     reader = ChoiceReader(choices, stack)
-    loss = model.loss(tape, choices.batch, _length(model, choices.sequence), reader)
+    try:
+        loss = model.loss(tape, choices.batch, _length(model, choices.sequence), reader)
+    except ZeroDivisionError:
+        known = fields(model)  # type: ignore[arg-type]  # every model is a dataclass
+        zero = [one.name for one in known if getattr(model, one.name) == 0 != one.default]
+        if not zero:
+            raise
+        raise OptionError(f"{' and '.join(zero)} cannot be 0", where=model.name, fix="give 1 or more") from None
     reader.check_read(model.name)
     if recipe_of(stack.products) and not tape.narrow:
         raise OptionError(

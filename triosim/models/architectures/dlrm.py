@@ -7,8 +7,10 @@ products of all pairs of these vectors, and the top MLP makes a click's logit of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from triosim.errors import OptionError
+from triosim.models.architectures.model import ANY_LENGTH
 from triosim.models.operators.elementwise import relu_in_place
 from triosim.models.operators.layers import pooled_embeddings
 from triosim.models.operators.moe import index
@@ -25,8 +27,8 @@ class DLRM:
     The last width of ``bottom`` is that of the embeddings. Tables of different sizes are given by their mean.
     """
 
-    bottom: Sequence[int]
-    top: Sequence[int]
+    bottom: Sequence[int] = field(metadata={ANY_LENGTH: True})
+    top: Sequence[int] = field(metadata={ANY_LENGTH: True})
     tables: int
     rows: int
     lookups: int = 1
@@ -36,6 +38,9 @@ class DLRM:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the tables are looked up first, while the dense features go through the bottom MLP."""
+        for size in ("tables", "rows", "lookups"):
+            if getattr(self, size) < 1:
+                raise OptionError(f"{size} cannot be {getattr(self, size)}", where=self.name, fix="give 1 or more")
         features = tape.new((batch, self.dense), tape.dtype, category="input")
         indices = tape.new((batch, self.tables, self.lookups), "int64", category="input")
         width = self.bottom[-1]

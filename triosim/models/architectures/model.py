@@ -8,6 +8,9 @@ from triosim.errors import OptionError
 from triosim.models.operators.tape import Tape, Value
 from triosim.models.step_choices import ChoiceReader
 
+#: What the metadata of a field say whose list of sizes may have any length: each other has as many as the catalogue's model.
+ANY_LENGTH = "any length"
+
 
 class Model(Protocol):
     """A model that can be described. ``sequence`` is the usual number of tokens of a sample; 0 for a model of images."""
