@@ -10,7 +10,8 @@ import pytest
 
 from triosim import cli
 from triosim.config import RunConfig
-from triosim.launch_files.job import ModelSizes
+from triosim.configuration_search.advice.changes import changes
+from triosim.launch_files.job import Job, ModelSizes
 from triosim.launch_files.reading import read_launch_file
 from triosim.simulation import simulate_config
 
@@ -155,3 +156,75 @@ def test_the_lines_of_each_kind_of_file(
     found: dict[str, Any] = json.loads(Path("advice.json").read_text(encoding="utf-8"))
     assert of(found, change)["edits"] == edits
     assert all(": " in edit for one in found["found"] for edit in one["edits"])
+
+
+OFFLOADED = """\
+torchrun --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 16 --bf16 --seq-length 512 \\
+  --tensor-model-parallel-size 2 --recompute-granularity full --recompute-num-layers 1 --recompute-method uniform \\
+  --optimizer-cpu-offload --use-distributed-optimizer --attention-backend unfused
+"""
+
+
+def advised(tmp_path: Path, name: str, text: str, model: str = MODEL) -> dict[tuple[str, ...], dict[str, Any]]:
+    (tmp_path / name).write_text(text)
+    words = ("--like", str(tmp_path / name), "--gpus", "8", "--gpu", "H100", "-q", "-o", str(tmp_path / "a.json"))
+    assert cli.run(["advise", model, *words]) == 0
+    return {tuple(one["changes"]): one for one in json.loads((tmp_path / "a.json").read_text())["found"]}
+
+
+def test_what_memory_allows_is_neither_offloaded_nor_computed_again(tmp_path: Path) -> None:
+    found = advised(tmp_path, "job.sh", OFFLOADED)
+    lines = {
+        ("offload optimizer=host -> none",): "job.sh:3: --optimizer-cpu-offload: leave it out",
+        ("recompute full -> none",): "job.sh:2: --recompute-granularity: leave it out",
+        ("attention math -> its default",): "job.sh:3: --attention-backend: write auto",
+    }
+    for change, line in lines.items():
+        assert [one.partition("job.sh:")[2] for one in found[change]["edits"]] == [line.partition("job.sh:")[2]]
+        assert found[change]["gain"] > 0
+    back = advised(tmp_path, "job.sh", OFFLOADED.replace("--optimizer-cpu-offload ", ""))
+    assert back["offload none -> optimizer=host",]["gain"] < 0
+
+
+def test_a_new_axis_is_as_the_framework_has_it(tmp_path: Path) -> None:
+    """torchtitan divides tokens wherever it divides tensors; Megatron-LM asks for that."""
+    alone = JOB.replace("tensor_parallel_degree = 4", "tensor_parallel_degree = 1")
+    found = advised(tmp_path, "job.toml", alone)["tp 1 -> 2",]
+    assert [one.partition("job.toml:")[2] for one in found["edits"]] == [
+        "2: parallelism.tensor_parallel_degree: write 2"
+    ]
+    assert found["step_time_s"] == pytest.approx(
+        simulated(alone.replace("degree = 1", "degree = 2"), tmp_path), rel=1e-9
+    )
+
+
+def test_each_option_of_a_job_is_tried_in_both_directions() -> None:
+    model = ModelSizes("m", True, {"experts": 8, "layers": 8})
+    options = {"micro_batch_size": 2, "micro_batches": 4, "stack": "eager", "dtype": "bfloat16"}
+
+    def said(**settings: Any) -> set[str]:
+        return {one.shown for one in changes(Job(64, 16, {**options, **settings}, model), 8)}
+
+    small, large = said(fsdp=64, seq=32768), said(fsdp=8, ddp=2, ep=2, tp=2, pp=2, cp=2, seq=32768)
+    assert {"tp 1 -> 2", "pp 1 -> 2", "cp 1 -> 2", "ep 1 -> 2", "compiled"} <= small
+    assert {"tp 2 -> 1", "pp 2 -> 1", "cp 2 -> 1", "ep 2 -> 1"} <= large
+    assert "parameters are shared in each node: fsdp=8" in small
+    assert "parameters are shared over all: fsdp=16" in large
+    there = said(fsdp=64, offload="optimizer=host,parameters=host", stack="compiled", **{"options.prefetch": 0})
+    assert {"offload optimizer=host,parameters=host -> none", "not compiled", "prefetch 0 -> its default"} <= there
+    assert "offload optimizer=host,parameters=host -> optimizer=host" in there
+    assert "offload none -> optimizer=host" in small
+    pairs = [
+        ("overlap", {"sequence_parallel": True}, {"options.overlap": "ring"}, "overlapped tensor parallelism"),
+        ("sequence", {}, {"sequence_parallel": True}, "sequence parallelism"),
+        ("experts", {"ep": 2}, {"ep": 2, "ep_overlap": True}, "overlapped experts"),
+    ]
+    for _, off, on, shown in pairs:
+        assert f"with {shown}" in said(fsdp=32, tp=2, **off)
+        assert f"without {shown}" in said(fsdp=32, tp=2, **on)
+    assert "schedule gpipe -> 1f1b" in said(fsdp=32, pp=2, schedule="gpipe")
+    assert {"virtual stages -> 1", "virtual stages -> 4"} <= said(
+        fsdp=32, pp=2, schedule="interleaved", virtual_stages=2
+    )
+    assert {"cp by an all-gather"} <= large <= large | said(cp=2, **{"options.cp": "all-gather"})
+    assert {"buckets of 26.2 MB -> 105 MB", "buckets of 26.2 MB -> 6.55 MB"} <= said(ddp=64)

@@ -201,7 +201,7 @@ def differences(framework: Framework, values: Mapping[str, Any], exported: Expor
     """Yield what the keys' values make of a step otherwise than it was simulated, a line for each setting."""
     job = exported.job
     try:
-        back = _read_back(framework, values, exported)
+        back = read_back(framework, values, exported)
     except TriosimError as error:
         yield f"the file as a whole cannot be simulated: {error}"
         return
@@ -218,7 +218,7 @@ def _change_of_step(framework: Framework, values: Mapping[str, Any], exported: E
     if exported.seconds is None:
         return
     try:
-        back = _read_back(framework, values, exported)
+        back = read_back(framework, values, exported)
         config = on_system_of(exported.config, back.settings, back.gpus)
         seconds = simulate_config(exported.job.model.name, config).step_time_s
     except TriosimError as error:
@@ -227,7 +227,7 @@ def _change_of_step(framework: Framework, values: Mapping[str, Any], exported: E
     yield f"in all, the step of these files takes {format_time(seconds)}, {seconds / exported.seconds - 1.0:+.1%}"
 
 
-def _read_back(framework: Framework, values: Mapping[str, Any], exported: Exported) -> Job:
+def read_back(framework: Framework, values: Mapping[str, Any], exported: Exported) -> Job:
     """Return the job that the keys' values stand for. Raises ``TriosimError`` for one that cannot be."""
     reading = Reading(framework, framework.name, exported.job.model)
     settings = reading.settings({key: Entry(value, key) for key, value in values.items()})

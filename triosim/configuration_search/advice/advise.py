@@ -8,8 +8,8 @@ from itertools import combinations
 from typing import Any
 
 from triosim.config import RunConfig
-from triosim.configuration_search.advice.changes import Change, changes
-from triosim.configuration_search.advice.edits import edits, framework_of, is_expressible
+from triosim.configuration_search.advice.changes import OF_AXIS, Change, changes
+from triosim.configuration_search.advice.edits import as_trained, edits, framework_of, is_expressible
 from triosim.configuration_search.answer.likelihood import chance_of_being_better
 from triosim.configuration_search.outcome import Figures
 from triosim.errors import TriosimError
@@ -122,7 +122,7 @@ class _Adviser:
                 settings = part.apply(job)
                 if settings is None:
                     return None
-                job = job_of(self._subject, self._config_of(settings), self._job.gpus)
+                job = self._as_trained(settings)
             config = self._config_of(job.settings)
             exported = [Exported(one, self._node, config) for one in (self._job, job)]
             if job.settings == self._job.settings or job.global_batch_size != self._job.global_batch_size:
@@ -134,6 +134,17 @@ class _Adviser:
         except TriosimError:
             self._refused += 1
             return None
+
+    def _as_trained(self, settings: Mapping[str, Any]) -> Job:
+        """Return the job that settings make, with what the framework decides of an axis that the job has not."""
+        job = job_of(self._subject, self._config_of(settings), self._job.gpus)
+        new = [axis for axis in OF_AXIS if job.size(axis) > 1 and self._job.size(axis) == 1]
+        names = [name for axis in new for name in OF_AXIS[axis]]
+        if self._framework is None or not names:
+            return job
+        exported = Exported(job, self._node, self._config_of(job.settings))
+        chosen = as_trained(self._framework, exported, names)
+        return job_of(self._subject, self._config_of(chosen), self._job.gpus)
 
     def _config_of(self, settings: Mapping[str, Any]) -> RunConfig:
         """Return the options of a changed job, on the system of the job as it is."""

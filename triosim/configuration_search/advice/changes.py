@@ -1,4 +1,4 @@
-"""Usual changes of a job, each of one option: sizes of parallelisms, micro-batches, recomputation, sharding, compilation.
+"""Usual changes of a job, each of one option: sizes of parallelisms, micro-batches, sharding, and its other options.
 
 A change keeps the GPUs and the global batch: data parallelism takes the GPUs that the others leave.
 """
@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from triosim.configuration_search.advice.option_changes import of_options
 from triosim.launch_files.job import OPTION, REPLICATED, Job
 
 Settings = dict[str, Any]
 
-#: What a pipeline, tensor parallelism and fsdp have of their own.
-_OF_AXIS = {
+#: What a pipeline, tensor parallelism and others have of their own.
+OF_AXIS: Mapping[str, tuple[str, ...]] = {
     "pp": ("schedule", "virtual_stages", f"{OPTION}stages", f"{OPTION}sends"),
     "tp": (
         "tp_style",
@@ -25,6 +26,7 @@ _OF_AXIS = {
         f"{OPTION}async_allreduce",
     ),
     "cp": (f"{OPTION}cp",),
+    "ep": ("ep_transport", "ep_overlap", f"{OPTION}load", f"{OPTION}capacity"),
 }
 _OF_DATA = (
     *("bucket_size", "first_bucket_size", f"{OPTION}reshard", f"{OPTION}reduce", f"{OPTION}unit", f"{OPTION}prefetch"),
@@ -32,7 +34,8 @@ _OF_DATA = (
 )
 #: A pipeline of more GPUs is no usual change: Llama 3 405B was trained with 16 (Grattafiori et al. 2024, section 3.3.2).
 _MOST_STAGES = 16
-_POLICIES = ("none", "selective", "save=mm/2,attention", "checkpoint", "full")
+#: Sequences are divided from as many tokens on, as in a search.
+_LONG = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,8 @@ class Change:
 
 
 def changes(job: Job, node: int) -> Iterator[Change]:
-    """Yield the changes of a job on nodes of so many GPUs."""
-    for axis, most in (("tp", node), ("pp", _MOST_STAGES), ("cp", node if job.size("cp") > 1 else 1)):
-        for ranks in (job.size(axis) * 2, job.size(axis) // 2):
-            if 1 <= ranks <= most:
-                yield Change(axis, f"{axis} {job.size(axis)} -> {ranks}", _resized(axis, ranks))
+    """Yield the changes of a job on nodes of so many GPUs, in both directions of each option."""
+    yield from _of_sizes(job, node)
     for samples in (job.micro_batch_size * 2, job.micro_batch_size // 2):
         if samples >= 1:
             said = f"micro-batch size {job.micro_batch_size} -> {samples}"
@@ -58,38 +58,27 @@ def changes(job: Job, node: int) -> Iterator[Change]:
     for name in ("ddp", "zero1", "fsdp"):
         if data not in (None, name):
             yield Change("data_parallel", f"{data} -> {name}", _sharded_as(str(data), name))
-    yield from _of_options(job, data)
+    for change in of_options(job, data):
+        yield Change(change.option, change.shown, _with(change.values))
 
 
-def _of_options(job: Job, data: str | None) -> Iterator[Change]:
-    policy = job.get("recompute")
-    for other in _POLICIES:
-        if other != policy:
-            yield Change(
-                "recompute", f"recompute {policy} -> {other}", _with(recompute=None if other == "none" else other)
-            )
-    if job.size("pp") > 1:
-        for count in (1, 2, 4):
-            if count != (job.settings.get("virtual_stages") or 1):
-                several = {"schedule": "interleaved", "virtual_stages": count}
-                chosen = several if count > 1 else {"schedule": "1f1b", "virtual_stages": None}
-                yield Change("virtual_stages", f"virtual stages -> {count}", _with(**chosen))
-    if job.size("tp") > 1:
-        by_sequence = not job.get("sequence_parallel")
-        said = "with" if by_sequence else "without"
-        yield Change("sequence_parallel", f"{said} sequence parallelism", _with(sequence_parallel=by_sequence or None))
-        overlapped = job.get(f"{OPTION}overlap") == "ring"
-        if job.get("sequence_parallel") and not overlapped:
-            yield Change("overlap", "with overlapped tensor parallelism", _with(**{f"{OPTION}overlap": "ring"}))
-    if job.settings.get("stack") == "eager":
-        yield Change("stack", "compiled", _with(stack="compiled", optimizer=None))
-    if data == "fsdp" and job.size("pp") == 1:
-        kept = job.get(f"{OPTION}reshard") == "no"
-        said = "parameters are freed after the forward pass" if kept else "parameters are kept after the forward pass"
-        yield Change("reshard", said, _with(**{f"{OPTION}reshard": None if kept else "no"}))
+def _of_sizes(job: Job, node: int) -> Iterator[Change]:
+    long = job.size("cp") > 1 or (job.settings.get("seq") or 0) >= _LONG
+    experts = job.model.size("experts") or 1
+    for axis, most in (("tp", node), ("pp", _MOST_STAGES), ("cp", node if long else 1), ("ep", experts)):
+        for ranks in (job.size(axis) * 2, job.size(axis) // 2):
+            if 1 <= ranks <= most:
+                yield Change(axis, f"{axis} {job.size(axis)} -> {ranks}", _resized(axis, ranks))
+    whole = job.size("fsdp", "ddp")
+    if "fsdp" in job.settings and 1 < node < whole and whole % node == 0:
+        for shared in (whole, node):
+            if shared != job.size("fsdp"):
+                said = "in each node" if shared == node else "over all"
+                values = {"fsdp": shared, "ddp": whole // shared if shared < whole else None}
+                yield Change("shards", f"parameters are shared {said}: fsdp={shared}", _with(values))
 
 
-def _with(**values: Any) -> Callable[[Job], Settings | None]:
+def _with(values: Mapping[str, Any]) -> Callable[[Job], Settings | None]:
     """Return the change of settings to values; None leaves one out."""
 
     def apply(job: Job) -> Settings | None:
@@ -118,10 +107,12 @@ def _resized(axis: str, ranks: int) -> Callable[[Job], Settings | None]:
     def apply(job: Job) -> Settings | None:
         settings = dict(job.settings)
         settings[axis] = ranks
-        for name in _OF_AXIS[axis] if ranks == 1 else ():
+        for name in OF_AXIS[axis] if ranks == 1 else ():
             settings.pop(name, None)
         if axis == "pp" and ranks > 1:
             settings.setdefault("schedule", "1f1b")
+        if axis == "ep":  # divides the ranks of data parallelism
+            return {name: value for name, value in settings.items() if name != axis or ranks > 1}
         data = [name for name in REPLICATED if name in settings]
         others = math.prod(int(settings.get(name, 1)) for name in ("tp", "pp", "cp", *data[1:]))
         if job.gpus % others or len(data) > 2:

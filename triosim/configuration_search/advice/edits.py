@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from triosim.config import RunConfig
@@ -12,7 +12,7 @@ from triosim.launch_files.correspondence import Entry, Framework, Reading
 from triosim.launch_files.job import SIZES, Job, job_of, options_of
 from triosim.launch_files.reading import LaunchFile
 from triosim.launch_files.trainer import TRAINER
-from triosim.launch_files.writing import WRITERS, Exported, differences
+from triosim.launch_files.writing import WRITERS, Exported, differences, read_back
 
 
 def framework_of(launch: LaunchFile) -> Framework | None:
@@ -26,6 +26,13 @@ def is_expressible(framework: Framework, before: Exported, after: Exported) -> b
     """Whether a framework has keys for all that a change changes; what it could not say before, it need not after."""
     known = {_name(line) for line in differences(framework, framework.written(before.job), before)}
     return {_name(line) for line in differences(framework, framework.written(after.job), after)} <= known
+
+
+def as_trained(framework: Framework, exported: Exported, names: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of a job, of which the framework chooses those of ``names`` by itself."""
+    job, back = exported.job, read_back(framework, framework.written(exported.job), exported)
+    chosen = {name: back.settings[name] for name in names if name in back.settings}
+    return {**{name: value for name, value in job.settings.items() if name not in names}, **chosen}
 
 
 def _name(line: str) -> str:
