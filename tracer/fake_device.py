@@ -24,7 +24,7 @@ from triosim.memory.allocator.workspace import workspace_bytes
 from triosim.trace import Trace
 from triosim.tracer.compiler import cuda_graphs, dynamo, triton_kernels
 from triosim.tracer.contents import host_reads
-from triosim.tracer.device import cpp_registration, cuda_api, script_patches, unknown_checks
+from triosim.tracer.device import cpp_registration, cuda_api, other_threads, script_patches, unknown_checks
 from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
 from triosim.tracer.device.operators import (
     attention,
@@ -178,6 +178,7 @@ class FakeDevice:
         dynamo.install(patches, mode, fake_mode)
         patches.enter_context(fake_mode)
         patches.enter_context(mode)
+        other_threads.install(patches, mode, fake_mode)
 
     def _reduces_gradients(self, group: Any) -> None:
         if self.groups is not None:

@@ -25,6 +25,7 @@ from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrate
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._functorch import partitioners
+from torch._inductor import config as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 from torch.nn.modules import module as modules
@@ -78,6 +79,7 @@ def install(patches: Patches, mode: DeviceMode, fake_mode: FakeTensorMode) -> No
     patches.enter_context(_ours_untraced())
     settings = {"automatic_dynamic_shapes": False, "assume_static_by_default": True, "recompile_limit": _GRAPHS}
     patches.enter_context(torch._dynamo.config.patch(settings))  # type: ignore[attr-defined]
+    patches.enter_context(inductor.patch(compile_threads=1))  # type: ignore[attr-defined]  # or it starts processes for them
     patches.enter_context(warnings.catch_warnings())
     warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
     warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")  # it is one operator

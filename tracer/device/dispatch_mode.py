@@ -8,8 +8,9 @@ values; a larger one (the weights before they move to the GPU) is a fake tensor.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import Any
 
@@ -79,6 +80,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._assumed = AssumedContents()
         self._shapes = ShapeCache(fake_mode, recorder.storages.forms)
         self.twins = HostTwins(self._shapes.tensor)
+        self._turn = threading.RLock()  # of one thread at a time
         self._muted = 0
         self._inside = 0  # of operators that the script defines
         self._run_by: dict[Any, Run] = {}
@@ -116,6 +118,10 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._muted -= 1
 
+    def in_turn(self) -> AbstractContextManager[object]:
+        """Keep operators of other threads waiting while what is inside runs."""
+        return self._turn
+
     @contextmanager
     def _below_autograd(self) -> Iterator[None]:
         """Say that what runs inside comes here as it is written, because autograd, which decomposes operators, is off."""
@@ -128,7 +134,10 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if function is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all calls
             return args[0].fake_device
-        kwargs = kwargs or {}
+        with self._turn:
+            return self._run(function, types, args, kwargs or {})
+
+    def _run(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = self._infos.get(function) or self._info(function)
         if info is None:
             own = self._run_by.get(function)
@@ -156,7 +165,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.twins.add(call.changed(), given)
         if self.twins.exist and any(self.twins.of(tensor) is not tensor for tensor in given):
             changed, others = tree_map_only(torch.Tensor, self.twins.of, (args, kwargs))
-            result = self.__torch_dispatch__(function, types, changed, others)
+            result = self._run(function, types, changed, others)
             return args[0] if info.changed and isinstance(result, torch.Tensor) else result
         if not fake and _is_real(call):
             with torch._C._DisableTorchDispatch():

@@ -83,11 +83,18 @@ class ModulePaths:
         if root in self._paths:
             return
         self.roots.add(root)
+        modules = dict(root.named_modules())
+        wrapped = [f"{path}.module".lstrip(".") for path, one in modules.items() if class_name(one) in _DATA_PARALLEL]
         name = class_name(unwrapped(root))
         self._names.add(name)
-        prefix = "module." if name in _DATA_PARALLEL else ""
-        for path, module in root.named_modules():
-            path = _WRAPPERS.sub("", path.removeprefix(prefix)).lstrip(".")
-            if prefix and path == "module":
-                path = type(module).__name__
-            self._paths[module] = path or name
+        for path, module in modules.items():
+            self._paths[module] = _WRAPPERS.sub("", _without(wrapped, path)).lstrip(".") or name
+
+
+def _without(wrapped: list[str], path: str) -> str:
+    """Return a path without the names that data parallelism gives to the modules inside of it, which have these paths."""
+    for outer in reversed(wrapped):
+        if path == outer or path.startswith(outer + "."):
+            path = path.removeprefix(outer)
+            path = outer.removesuffix("module").rstrip(".") + path
+    return path.lstrip(".")

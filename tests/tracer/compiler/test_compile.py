@@ -298,4 +298,4 @@ def test_layers_of_a_model_that_ddp_divides_into_buckets_are_the_models() -> Non
             model(torch.ones(ROWS, WIDTH, device="cuda")).sum().backward()
             optimizer.step()
     layers = {one.layer for one in capture.trace.operators if base_name(one.name) in ("mm", "addmm")}
-    assert layers == {f"module.layers.{number}.{which}" for number in range(2) for which in ("up", "down")}
+    assert layers == {f"layers.{number}.{which}" for number in range(2) for which in ("up", "down")}
