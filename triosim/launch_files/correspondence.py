@@ -87,7 +87,8 @@ class Framework:
     A key that is ``unmodelled`` changes a step in a way that is not simulated, unless it has its default. One
     ``without_effect`` changes no step; where it ends in a dot or a dash, so do all keys that begin so.
     Settings ``of_script`` are in no file of the framework where it has no key for them: a training script says them.
-    The keys are ``arguments`` of a command, or those of a file of values.
+    The keys are ``arguments`` of a command, or those of a file of values. ``of_model`` says what the framework trains otherwise
+    than a model has it, where its keys name a model of its own.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Framework:
     of_script: frozenset[str] = frozenset()
     architectures: frozenset[str] = frozenset()
     arguments: bool = False
+    of_model: Callable[[ModelSizes], Iterator[str]] = lambda model: iter(())
     _keys: dict[str, Option] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -42,14 +42,16 @@ _OF_AXIS = {
 class ModelSizes:
     """What is trained: the ``name`` of a described model with its sizes, or a trace, which tells none.
 
-    ``architecture`` is the class of a described model; ``known_as`` its name in the catalogue, where no size was changed.
+    ``architecture`` is the class of a described model; ``base`` the name of the catalogue's model that it is made from, and
+    ``changed`` are that one's sizes where others were given.
     """
 
     name: str = ""
     described: bool = False
     sizes: Mapping[str, Any] = field(default_factory=dict)
     architecture: str = ""
-    known_as: str = ""
+    base: str = ""
+    changed: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, subject: str, config: RunConfig) -> ModelSizes:
@@ -60,8 +62,9 @@ class ModelSizes:
         if config.layers is not None:
             model = with_layers(model, config.layers)
         sizes, base = _sizes_of(model), subject.partition("(")[0]
-        known = base in MODELS and {**_sizes_of(MODELS[base]), "style": ""} == {**sizes, "style": ""}
-        return cls(subject, True, sizes, type(model).__name__, base if known else "")
+        usual = _sizes_of(MODELS[base]) if base in MODELS else {}
+        changed = {name: value for name, value in usual.items() if name != "style" and value != sizes.get(name)}
+        return cls(subject, True, sizes, type(model).__name__, base if usual else "", changed)
 
     def size(self, name: str) -> int | None:
         """Return a size that is a whole number; None where the model has none."""

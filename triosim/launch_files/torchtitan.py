@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 from triosim.config import Option
 from triosim.config.stacks import STACKS
 from triosim.launch_files.correspondence import Correspondence, Framework, Given, Settings, same
-from triosim.launch_files.job import Job
+from triosim.launch_files.job import Job, ModelSizes
 
 _P, _T = "parallelism.", "training."
 _SHARD = Option(f"{_P}data_parallel_shard_degree", "whole", -1, least=-1)
@@ -297,7 +298,7 @@ def _write_products(job: Job) -> Settings:
 
 
 def _read_model(given: Given) -> Settings:
-    theirs, ours = (given[_MODEL.name], given[_FLAVOR.name]), _MODELS.get(given.model.known_as)
+    theirs, ours = (given[_MODEL.name], given[_FLAVOR.name]), _MODELS.get(given.model.base)
     for key, named, own in zip((_MODEL, _FLAVOR), theirs, ours or theirs, strict=True):
         if named is not None and named != own:
             raise given.refused(
@@ -307,8 +308,21 @@ def _read_model(given: Given) -> Settings:
 
 
 def _write_model(job: Job) -> Settings:
-    name, flavor = _MODELS.get(job.model.known_as, (None, None))
+    name, flavor = _MODELS.get(job.model.base, (None, None))
     return {_MODEL.name: name, _FLAVOR.name: flavor}
+
+
+def _trained(model: ModelSizes) -> Iterator[str]:
+    """Yield in which sizes torchtitan's model is another than the one that was simulated."""
+    if not model.described:
+        yield "the model: the file names none, and torchtitan trains its llama3 debugmodel; name yours in [model]"
+    elif model.base not in _MODELS:
+        fix = "add a flavor, and name it in [model]"
+        yield f"the model: torchtitan has no {model.name}, and trains its llama3 debugmodel; {fix}"
+    elif model.changed:
+        name, flavor = _MODELS[model.base]
+        said = ", ".join(f"{key} {model.sizes.get(key)}, this has {value}" for key, value in model.changed.items())
+        yield f"the model: simulated was {said} (torchtitan's {name} {flavor}); add a flavor, and name it in [model]"
 
 
 TABLE = (
@@ -379,21 +393,22 @@ _WITHOUT_EFFECT = frozenset(
 TORCHTITAN = Framework(
     *("torchtitan", "torchtitan 0.2.2", TABLE, _UNMODELLED, _WITHOUT_EFFECT),
     architectures=frozenset({"Llama", "DeepSeek"}),
+    of_model=_trained,
 )
 
 
-def torchtitan_text(values: Mapping[str, Any], comments: list[str]) -> str:
-    """Return the text of a job configuration, with lines of comments ahead."""
-    return "".join(f"# {line}\n" for line in comments) + "\n" + as_toml(values)
+def torchtitan_text(values: Mapping[str, Any], comments: list[str], at: Mapping[str, list[str]]) -> str:
+    """Return the text of a job configuration, with lines of comments ahead, and ``at`` sections by their names."""
+    return "".join(f"# {line}\n" for line in comments) + "\n" + as_toml(values, at)
 
 
-def as_toml(values: Mapping[str, Any]) -> str:
-    """Return dotted keys and their values as TOML, a section for each table."""
+def as_toml(values: Mapping[str, Any], at: Mapping[str, list[str]] = MappingProxyType({})) -> str:
+    """Return dotted keys and their values as TOML, a section for each table; lines of comments ``at`` sections come first."""
     sections = sorted(values, key=lambda key: _first_of(values, key))
     parts = []
     for section, keys in groupby(sections, key=lambda key: key.rpartition(".")[0]):
         lines = [f"{key.rpartition('.')[2]} = {json.dumps(values[key])}" for key in keys]
-        parts.append("\n".join((f"[{section}]", *lines)))
+        parts.append("\n".join((*(f"# {line}" for line in at.get(section, ())), f"[{section}]", *lines)))
     return "\n\n".join(parts) + "\n"
 
 

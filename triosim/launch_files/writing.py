@@ -63,7 +63,8 @@ FileWriter = Callable[[Exported, Mapping[str, Any], list[str]], dict[str, str]]
 
 def _torchtitan(exported: Exported, values: Mapping[str, Any], comments: list[str]) -> dict[str, str]:
     command = torchrun(exported, "-m torchtitan.train --job.config_file torchtitan.toml")
-    return {"torchtitan.toml": torchtitan_text(values, comments), "torchtitan.sh": command}
+    at_model = {"model": list(TORCHTITAN.of_model(exported.job.model))}
+    return {"torchtitan.toml": torchtitan_text(values, comments, at_model), "torchtitan.sh": command}
 
 
 def torchrun(exported: Exported, arguments: str, comments: Iterable[str] = (), head: Iterable[str] = ()) -> str:
@@ -170,6 +171,7 @@ def write_launch_files(folder: str, names: list[str], exported: Exported) -> lis
             values = framework.written(exported.job)
             different = list(differences(framework, values, exported))
             different += _change_of_step(framework, values, exported) if different else []
+            different = [*framework.of_model(exported.job.model), *different]
             texts = files(exported, values, [*_heading(framework, exported), *_listed(different)])
             paths = {str(Path(folder) / file): text for file, text in texts.items()}
             for path in paths:
@@ -237,7 +239,8 @@ def read_back(framework: Framework, values: Mapping[str, Any], exported: Exporte
 def _back(framework: Framework, settings: Mapping[str, Any], exported: Exported) -> Job:
     """Return the job that the settings of a file make: with what a script says, and on as many GPUs as its sizes make."""
     given, job = exported.config, exported.job
-    settings = {**{name: job.settings[name] for name in framework.of_script & job.settings.keys()}, **settings}
+    unsaid = framework.of_script | {"layers"}  # which the model has, whoever names it
+    settings = {**{name: job.settings[name] for name in unsaid & job.settings.keys()}, **settings}
     sizes = [settings[name] for name in SIZES if name in settings and name != "ep"]
     gpus = job.gpus if None in sizes else math.prod(sizes)
     if "global_batch_size" in settings:
