@@ -303,6 +303,23 @@ def test_ranks_of_a_mesh_are_folded_where_one_acts_alone(
         assert [one[key] for one in folded[table]] == pytest.approx([one[key] for one in whole[table]], rel=1e-9)
 
 
+def test_one_rank_of_each_stage_of_a_pipeline_runs(tmp_path: Path) -> None:
+    """Rank 3 waits for the shapes that rank 1 sends, which follows rank 0: those that rank 0 sends to rank 2."""
+    steps, _, _ = STAGES.partition("    if dist.get_rank()")
+    script = f"{steps}print(dist.get_rank())\n"
+    for before, after in (("(4, 4)", "(2, 2)"), ("number, 4", "number, 2"), ("number == 3", "stage.is_last")):
+        script = script.replace(before, after)
+    found = {}
+    for ranks in ("auto", "all"):
+        done = run(tmp_path, script, "--world", "4", "-q", "--ranks", ranks, "-o", "result.json")
+        assert done.returncode == 0, done.stderr
+        result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+        found[ranks] = sorted(done.stdout.split()), result["step_time_s"]
+    assert found["auto"][0] == ["0", "3"]
+    assert found["all"][0] == ["0", "1", "2", "3"]
+    assert found["auto"][1] == pytest.approx(found["all"][1], rel=1e-9)
+
+
 def test_a_rank_that_reads_a_value_stays_equal_to_the_others(tmp_path: Path) -> None:
     reading = MESH.replace("PARALLEL", TENSOR_AND_DATA).replace("FIRST", "2")
     done = run(

@@ -143,7 +143,8 @@ class CommunicationCalls:
     def _exchange(self, kind: str, tensors: Any, group: Any, aimed: tuple[int, int], work: Any) -> None:
         """Pass on what is known of tensors to a member of a group, with a tag, or await it from there."""
         members = dist.get_process_group_ranks(group)
-        peer, subject = members[aimed[0]], f"tensors-{hash(tuple(members)):x}-{aimed[1]}"
+        outline = hash(tuple([one - members[0] for one in members]))  # the same for ranks that do the same
+        peer, subject = members[aimed[0]], f"tensors-{outline:x}-{aimed[1]}"
         if kind == "send":
             known_values.send(tensors, peer, subject, self._ranks)
             return

@@ -137,29 +137,29 @@ class RankExchange:
         return mine if is_mine else decoded(sent)
 
     def send(self, receiver: int, value: Any) -> None:
-        """Send a Python object to a rank, if it runs."""
-        if self._runs(receiver):
+        """Send a Python object to a rank."""
+        if self._like is not None:
             self.tell(receiver, "object", encoded(value))
 
     def receive(self, sender: int, otherwise: Any) -> Any:
-        """Return the Python object that a rank has sent to this one, if it runs; wait for it."""
+        """Return the Python object that a rank has sent to this one, if it or one that sends the same runs; wait for it."""
         found = self.told(sender, "object")()
         return otherwise if found is None else decoded(found)
 
     def tell(self, receiver: int, subject: str, value: Any) -> None:
-        """Send a message to a rank, if it runs. ``value`` can be written as JSON."""
-        if self._messages is not None and self._runs(receiver):
+        """Send a message to a rank, which it or another one gets. ``value`` can be written as JSON."""
+        if self._messages is not None and self._like is not None:
             self._messages.send(receiver, subject, value)
 
     def told(self, sender: int, subject: str) -> Callable[[], Any]:
-        """Return a function that waits for the next message from a rank, and returns it; None where the rank does not run."""
-        if self._messages is None or not self._runs(sender):
-            self.take([sender])
-            return lambda: None
-        return self._messages.expect(sender, subject)
+        """Return a function that waits for the next message from a rank, and returns it.
 
-    def _runs(self, rank: int) -> bool:
-        return self._like is not None and self._like[rank] == rank
+        That of a rank that does not run is what the one that it follows sends to its own partner; None where there is none.
+        """
+        if self._messages is None or self._like is None:
+            return lambda: None
+        self.take([sender])
+        return self._messages.expect(sender, subject) if self._messages.comes_from(sender) else lambda: None
 
 
 def _name(subject: str, members: Sequence[int]) -> str:

@@ -20,11 +20,22 @@ _POLL_SECONDS = 0.01
 _TIMEOUT_SECONDS = 300.0
 
 
+def same_exchange(like: Sequence[int], alike: Sequence[int], sender: int, receiver: int) -> tuple[int, int] | None:
+    """Return the exchange of a running rank that is the same as one of a ``sender`` that follows it by ``like``.
+
+    Ranks that do the same have partners at the same distance: where rank 1 follows rank 0 and sends to rank 3, rank 0 sends the
+    same to rank 2. None where that one does something else than the ``receiver``.
+    """
+    source = like[sender]
+    other = receiver + source - sender
+    return (source, other) if 0 <= other < len(like) and alike[other] == alike[receiver] else None
+
+
 class RankMessages:
-    """The messages that one rank sends and receives. ``waits(other)`` is called each time that it waits for another rank.
+    """The messages that one rank sends and receives. ``waits(other)`` is called each time that it needs one of another rank.
 
     It waits for ``patience`` seconds at most. ``like`` says, of each rank, which one stands for it, where all these run at the
-    same time; those for which ``alike`` has the same number run the same.
+    same time; those for which ``alike`` has the same number run the same. Without it every rank is taken to run.
     """
 
     def __init__(
@@ -52,9 +63,20 @@ class RankMessages:
         """Return the next message from another rank; wait for it. Raises ``CaptureError`` when none comes."""
         return self.expect(sender, subject)()
 
+    def comes_from(self, sender: int) -> bool:
+        """Whether messages from another rank come: it runs, or a running rank that it equals sends the same."""
+        return self._sent_as(sender) is not None
+
     def expect(self, sender: int, subject: str) -> Callable[[], Any]:
         """Return a function that waits for the next message from another rank, and returns it."""
-        return partial(self.collect, self._next(sender, self.rank, subject), sender)
+        source, receiver = self._sent_as(sender) or (sender, self.rank)
+        return partial(self.collect, self._next(source, receiver, subject), source)
+
+    def _sent_as(self, sender: int) -> tuple[int, int] | None:
+        """Return the running rank that sends what ``sender`` sends to this one, and to whom; None where nobody does."""
+        if self.like is None or self.like[sender] == sender:
+            return sender, self.rank
+        return same_exchange(self.like, self.alike or self.like, sender, self.rank)
 
     def announce(self, subject: str, value: Any) -> None:
         """Send a message to all ranks."""
@@ -76,7 +98,7 @@ class RankMessages:
 
     def collect(self, path: Path, sender: int) -> Any:
         """Wait for the file of a message, and return the message. Raises ``CaptureError`` when none comes."""
-        if not path.exists() and self._waits is not None:
+        if self._waits is not None:
             self._waits(sender)
         end = time.monotonic() + self._patience
         while not path.exists():

@@ -39,13 +39,13 @@ class CapturedStreams:
     """The task streams of all ranks, and the ranks that were ``compared`` to find which differ.
 
     Every other rank is assumed to run what one of them runs. None were compared where the caller listed the ranks.
-    ``awaited`` are those from which a captured rank needed a message, ``singled_out`` those that the script names, of those
-    that it names together the first.
+    ``exchanges`` are pairs of a rank and a captured one that needed a message from it, ``singled_out`` those ranks that the
+    script names, of those that it names together the first.
     """
 
     streams: TaskStreams
     compared: tuple[int, ...] = ()
-    awaited: tuple[int, ...] = ()
+    exchanges: tuple[tuple[int, int], ...] = ()
     singled_out: tuple[int, ...] = ()
 
 
@@ -83,11 +83,11 @@ def captured_streams(job: CaptureJob, chosen: Sequence[int] | None, *, quiet: bo
         summaries = dict(zip(captured, pool.summaries(captured), strict=True))
         compared = pool.captured if chosen is None else ()
         traces = {rank: with_predicted_times(pool.trace(rank)) for rank in captured}
-        awaited = pool.awaited
+        exchanges = pool.exchanges
     axes = _all_axes(summary.groups for summary in summaries.values())
     sample_axes = reduce(SampleAxes.joined, (summary.sample_axes for summary in summaries.values()))
     named = () if chosen is not None else tuple(dict.fromkeys(group[0] for group in summaries[0].singled_out))
-    return CapturedStreams(joined_streams(traces, like, axes, sample_axes), compared, awaited, named)
+    return CapturedStreams(joined_streams(traces, like, axes, sample_axes), compared, exchanges, named)
 
 
 def joined_streams(

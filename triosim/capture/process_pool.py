@@ -97,7 +97,7 @@ class RankPool:
     _method: StartMethod = "fork"
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _todo: list[int] = field(default_factory=list)
-    _awaited: set[int] = field(default_factory=set)
+    _exchanges: set[tuple[int, int]] = field(default_factory=set)
     _seen: dict[int, str] = field(default_factory=dict)  # what ranks that do not answer had launched
 
     def __enter__(self) -> RankPool:
@@ -113,9 +113,13 @@ class RankPool:
         return tuple(sorted(rank for rank, worker in self._workers.items() if worker.summary is not None))
 
     @property
-    def awaited(self) -> tuple[int, ...]:
-        """The ranks from which another one needed a message."""
-        return tuple(sorted(self._awaited))
+    def exchanges(self) -> tuple[tuple[int, int], ...]:
+        """The ranks from which another one needed a message, and which one."""
+        return tuple(sorted(self._exchanges))
+
+    @property
+    def _awaited(self) -> tuple[int, ...]:
+        return tuple(sorted({sender for sender, _ in self._exchanges}))
 
     def summaries(self, ranks: Iterable[int]) -> list[RankSummary]:
         """Capture some ranks, and return what was found. Raises ``CaptureError`` where a capture fails."""
@@ -158,7 +162,7 @@ class RankPool:
                 self._workers[rank].summary = answer
                 continue
             self._workers[rank].waits = True
-            self._awaited.add(answer)
+            self._exchanges.add((answer, rank))
             if answer not in self._workers:
                 self._todo = [answer, *(one for one in self._todo if one != answer)]
 
@@ -193,12 +197,12 @@ class RankPool:
             answer = self._workers[rank].child.connection.recv()
         except (EOFError, ConnectionResetError):
             died = ScriptError("the process that captured it died", where=self.job.script.path)
-            raise _of_rank(rank, died, self.awaited) from None
+            raise _of_rank(rank, died, self._awaited) from None
         if isinstance(answer, TriosimError):
             output = self.folder / f"{rank}.out"
             if output.exists():
                 sys.stderr.write(output.read_text(encoding="utf-8", errors="replace"))
-            raise _of_rank(rank, answer, self.awaited)
+            raise _of_rank(rank, answer, self._awaited)
         return answer
 
 

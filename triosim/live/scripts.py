@@ -35,6 +35,7 @@ from triosim.results.result import Result
 from triosim.results.values import ScriptStep
 from triosim.temporary_folder import TemporaryFolder
 from triosim.trace.task_streams import TaskStreams
+from triosim.tracer.distributed.rank_messages import same_exchange
 from triosim.tracer.script_runner import check_script
 from triosim.units import format_time
 
@@ -223,7 +224,7 @@ def _led_by_last(found: CapturedStreams) -> CapturedStreams:
     """Let the last rank, which runs in any case, stand for those that it equals."""
     streams, last = found.streams, found.streams.world - 1
     model = streams.like[last]
-    if model in (0, last, *found.awaited):
+    if model in (0, last):
         return found
     like = tuple([last if one == model else one for one in streams.like])
     traces = {last if rank == model else rank: trace for rank, trace in streams.traces.items()}
@@ -231,11 +232,28 @@ def _led_by_last(found: CapturedStreams) -> CapturedStreams:
 
 
 def _followed(chosen: Sequence[int], found: CapturedStreams | None, world: int) -> tuple[int, ...]:
-    """Return for each rank the running one that it follows. Rank 0, the last one and those that the script names run always."""
+    """Return for each rank the running one that it follows.
+
+    Rank 0, the last one and those that the script names run always, and those that send a running rank what no other does.
+    """
     like = [0] * world if found is None else list(found.streams.like)
-    for rank in (*_with_ends(chosen, world), *(() if found is None else (*found.awaited, *found.singled_out))):
+    for rank in (*_with_ends(chosen, world), *(() if found is None else found.singled_out)):
         like[rank] = rank
+    while found is not None and (needed := _needed(like, found)):
+        for rank in needed:
+            like[rank] = rank
     return tuple(like)
+
+
+def _needed(like: Sequence[int], found: CapturedStreams) -> set[int]:
+    """Return the ranks that do not run, and without which a running one would wait for a message that nobody sends."""
+    return {
+        sender
+        for sender, receiver in found.exchanges
+        if like[receiver] == receiver
+        and like[sender] != sender
+        and same_exchange(like, found.streams.like, sender, receiver) is None
+    }
 
 
 def _with_ends(ranks: Iterable[int], world: int) -> list[int]:
