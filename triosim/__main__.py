@@ -1,10 +1,12 @@
-"""The entry point of ``triosim`` and ``python -m triosim``: handles Ctrl-C from the first moment, then runs a command."""
+"""The entry point of ``triosim`` and ``python -m triosim``: handles Ctrl-C from the first moment, then runs a command.
+
+Nothing is imported here that Python has not loaded when it starts: while modules load before ``main``, nothing handles Ctrl-C.
+"""
 
 from __future__ import annotations
 
 import gc
 import sys
-from importlib import import_module
 
 TYPE_CHECKING = False
 
@@ -20,7 +22,7 @@ def main() -> NoReturn:
     """Run the command line, and exit."""
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 20)
     try:
-        status = import_module("triosim.cli").run()
+        status = __import__("triosim.cli", fromlist=("run",)).run()
         if "triton" in sys.modules:
             gc.unfreeze()  # it complains of objects that nobody frees before Python ends
         else:
