@@ -15,7 +15,7 @@ from functools import cache
 from math import prod
 
 from triosim.errors import TopologyError, nearest
-from triosim.input_files.limits import GPUS, LINKS
+from triosim.input_files.limits import DIRECT_LINKS, GPUS, LINKS
 from triosim.networks.topology.description import Description
 from triosim.networks.topology.graph import BlockKind, Dimension, GraphDraft, Regularity
 
@@ -83,6 +83,9 @@ def _hops(dimension: Dimension, a: int, b: int) -> int:
 def _check_size(name: str, dimensions: Sequence[Dimension]) -> None:
     gpus = prod(dimension.size for dimension in dimensions)
     GPUS.check(gpus, name, TopologyError)
+    for one in dimensions:
+        if one.block == "fully_connected":
+            DIRECT_LINKS.check(one.size * (one.size - 1), name, TopologyError)
     links = sum(gpus * (one.size - 1 if one.block == "fully_connected" else 2) for one in dimensions)
     LINKS.check(links, name, TopologyError)
 

@@ -138,7 +138,7 @@ def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
             sizes.extend(value if isinstance(value, list) else _tuple(value))
     if not sizes:
         return mapping
-    key = "gpus" if len(sizes) == 1 and not re.search(r"\d\s*[xX×]", str(sizes[0])) else "shape"
+    key = "gpus" if len(sizes) == 1 and not re.search(r"\d\s*[xX×*]", str(sizes[0])) else "shape"
     if key in mapping or (len(sizes) > 1 and name not in _OF_SHAPE["shape"]):
         fix = f"write for example '{name}(8, bandwidth=100 GB/s)'"
         raise TopologyError(f"{name} has one number of GPUs, and {len(sizes) + (key in mapping)} are given", text, fix)

@@ -65,7 +65,7 @@ def _count(value: Any) -> int:
 
 def _shape(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
-        value = re.split(r"\s*[xX×,]\s*", value.strip().removeprefix("(").removesuffix(")").rstrip(", "))
+        value = re.split(r"\s*[xX×*,]\s*", value.strip().removeprefix("(").removesuffix(")").rstrip(", "))
     if not isinstance(value, (list, tuple)):
         value = [value]
     if not 1 <= len(value) <= 6:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal
 
 from triosim.errors import TopologyError
-from triosim.input_files.limits import GPUS, LINKS
+from triosim.input_files.limits import DIRECT_LINKS, GPUS, LINKS
 from triosim.networks.topology.description import Description
 from triosim.networks.topology.graph import BlockKind, Dimension, GraphDraft, Regularity, Routing
 from triosim.networks.topology.memories import NO_MEMORIES, NodeMemories
@@ -149,6 +149,7 @@ def outline(spec: ShapeSpec, asked: int | None = None) -> ShapeOutline:
     gpus = one.gpus or 0
     GPUS.check(gpus * nodes, one.name or one.topology, TopologyError)
     if one.topology == "fully_connected":
+        DIRECT_LINKS.check(gpus * (gpus - 1), f"fully_connected of {gpus} GPUs", TopologyError)
         LINKS.check(gpus * (gpus - 1) * nodes, f"fully_connected of {gpus} GPUs", TopologyError)
     return ShapeOutline(one, nodes)
 

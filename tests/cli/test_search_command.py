@@ -153,7 +153,11 @@ def test_several_numbers_of_gpus_are_an_axis(tmp_path: Path) -> None:
         (["--within", "two"], "--within: 'two' is not a share; give one such as 2%"),
         (["--space", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
         (["--show", "nowhere.db"], "nowhere.db: there is no such study"),
-        (["--without-rule", "batch"], "--without-rule: there is no rule 'batch' to leave out"),
+        (["--without-rule", "batch"], "--without-rule: 'batch' is a rule for all points: the global batch divides"),
+        (
+            ["--without-rule", "price"],
+            "--without-rule: 'price' is a rule for all points: the network costs no more than its budget; ",
+        ),
         (["--memory-margin", "-1"], "--memory-margin: '-1' is not a share"),
         (["-o", "/"], "/: is a folder, not a file"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import overlapping, run, times
 
+import triosim
 from triosim.conditions import Conditions, parse_conditions
 from triosim.errors import DeadlockError
 from triosim.networks import PacketNetwork, Topology
@@ -43,6 +45,13 @@ def test_a_gpu_that_recovers() -> None:
 def test_a_gpu_that_fails_stops_everybody_and_the_error_says_so() -> None:
     with pytest.raises(DeadlockError, match=r"GPU 1 failed at 1.00 s: 2 ranks can never go on"):
         run(overlapping, **events({"at": 1, "gpu": 1, "fails": True}))
+
+
+def test_a_gpu_that_fails_names_the_block_that_it_was_in() -> None:
+    """The operators between two collectives run as one computation, of which a GPU that failed has no longer a place."""
+    trace = str(Path(__file__).parents[2] / "examples" / "traces" / "vgg11_a100_fake.json.gz")
+    with pytest.raises(DeadlockError, match=r"rank 1 in the computations 'aten::\w+' to 'aten::\w+', which its GPU"):
+        triosim.simulate(trace, "ddp=2", topology="dgx-a100", conditions={"events": ["at=10 us,gpu=1,fails=true"]})
 
 
 def test_a_gpu_that_fails_and_comes_back_has_lost_the_time_between() -> None:

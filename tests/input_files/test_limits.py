@@ -33,7 +33,7 @@ LIMIT = "more than the limit of"
         ),
         ("simulate llama3-8b --gpu H100 --seq 99999999999", f"elements of a tensor are {LIMIT}"),
         ("schedule 1f1b --stages 100000", f"20,000,000,000 forward and backward passes are {LIMIT} 200,000"),
-        ("topology fully_connected(2000,bandwidth=1GB/s)", f"3,998,000 links are {LIMIT} 2,000,000"),
+        ("topology fully_connected(2000,bandwidth=1GB/s)", f"that are all connected are {LIMIT} 500,000"),
         ("topology dgx-h100 --gpus 99999999", f"99,999,999 GPUs are {LIMIT} 200,000; set TRIOSIM_LIMITS=500 in"),
         ("topology switch(99999999,bandwidth=1GB/s)", f"gpus: 99999999 is {LIMIT} 200,000; set TRIOSIM_LIMITS=500 in"),
         ("topology switch(4,bandwidth=1e30)", "is more than any machine has"),

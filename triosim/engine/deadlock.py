@@ -41,7 +41,7 @@ def deadlock_error(
     if failures:
         return DeadlockError(
             f"{', '.join(failures)}: {count} can never go on: {'; '.join(reasons[:_SHOWN])}{more}",
-            fix="let it recover at a later time, or slow it down instead",
+            fix="let it recover later, or slow it down",
         )
     return DeadlockError(
         f"deadlock: {count} can never go on: {'; '.join(reasons[:_SHOWN])}{more}",

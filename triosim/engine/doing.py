@@ -81,7 +81,10 @@ def _kind(task: Task) -> str:
     if isinstance(task, Recv):
         return f"a receive from rank {task.source} (tag {task.tag})"
     if isinstance(task, Compute) and task.operators:
-        return f"the computation '{task.operators[0].name}'"
+        first, last = task.operators[0], task.operators[-1]
+        if first is last:
+            return f"the computation '{first.name}'"
+        return f"the computations '{first.name}' to '{last.name}'"
     if isinstance(task, Copy):
         return f"a copy of {format_bytes(task.nbytes)} from {task.source} to {task.destination}"
     return f"a {type(task).__name__}"

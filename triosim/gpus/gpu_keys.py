@@ -32,12 +32,20 @@ def _scaled(unit: str, example: str, value: Any) -> float:
 
 #: More than any figure of a machine in its unit, and more multiprocessors than any has.
 _LARGEST, _MOST_SMS = 1e21, 100_000
+#: More than any GPU has: FLOP/s, bytes of memory, Hz and watts.
+_MOST_RATE, _MOST_CAPACITY, _MOST_HERTZ, _MOST_WATTS = 1e18, 1e15, 1e11, 1e5
 #: Fewer FLOP/s, bytes per second or bytes than any GPU's: a number that lacks its unit, such as 3.35 for 3.35 TB/s.
 _LEAST = 1e6
 
 
 def _number(
-    parse: Callable[[Any], float], value: Any, *, positive: bool = False, least: float = 0.0, example: str = ""
+    parse: Callable[[Any], float],
+    value: Any,
+    *,
+    positive: bool = False,
+    least: float = 0.0,
+    most: float = _LARGEST,
+    example: str = "",
 ) -> float:
     try:
         number = float(parse(value))
@@ -47,8 +55,8 @@ def _number(
         raise ValueError(f"{value} is not {'a positive number' if positive else 'a number of 0 or more'}")
     if 0.0 < number < least:
         raise ValueError(f"{value} is less than any GPU has; is the unit missing? Write for example '{example}'")
-    if number > _LARGEST:
-        raise ValueError(f"{value} is more than any machine has; give at most {_LARGEST:.0e}")
+    if number > most:
+        raise ValueError(f"{value} is more than any GPU has; give at most {most:.0e}")
     return number
 
 
@@ -58,6 +66,7 @@ _flop_rate = partial(
     partial(_scaled, r"FLOPS?|FLOP/s|flops|flop/s", "67 TFLOP/s"),
     positive=True,
     least=_LEAST,
+    most=_MOST_RATE,
     example="67 TFLOP/s",
 )
 
@@ -111,13 +120,15 @@ KEYS: Mapping[str, Callable[[Any], Any]] = {
     "architecture": _text,
     "flops": _rates,
     "bandwidth": partial(_number, parse_bandwidth, positive=True, least=_LEAST, example="3.35 TB/s"),
-    "capacity": partial(_number, parse_bytes, positive=True, least=_LEAST, example="80 GB"),
+    "capacity": partial(_number, parse_bytes, positive=True, least=_LEAST, most=_MOST_CAPACITY, example="80 GB"),
     "l2_bytes": partial(_number, parse_bytes),
     "sms": _count,
-    "clock_hz": partial(_number, partial(_scaled, "Hz", "1.98 GHz")),
+    "clock_hz": partial(
+        _number, partial(_scaled, "Hz", "1.98 GHz"), least=_LEAST, most=_MOST_HERTZ, example="1.98 GHz"
+    ),
     "nvlink_bandwidth": partial(_number, parse_bandwidth, least=_LEAST, example="450 GB/s"),
     "pcie_bandwidth": partial(_number, parse_bandwidth, least=_LEAST, example="64 GB/s"),
-    "tdp_watts": partial(_number, partial(_scaled, "W", "700 W")),
+    "tdp_watts": partial(_number, partial(_scaled, "W", "700 W"), least=1.0, most=_MOST_WATTS, example="700 W"),
     "exponentials": partial(_number, partial(_scaled, "/s", "10.7 T/s")),
     "joules_per_flop": _energies,
     "price_per_hour": partial(_number, partial(_scaled, "", "2.5")),

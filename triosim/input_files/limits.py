@@ -65,6 +65,8 @@ ACTIONS = Limit(200_000, "forward and backward passes")
 GPUS = Limit(200_000, "GPUs")
 #: Of a topology, one for each direction. A million takes 400 MB where they are all looked at.
 LINKS = Limit(2_000_000, "links")
+#: Of GPUs that are all connected with each other, whose collectives use all links at once: 2.5 kB of memory for each.
+DIRECT_LINKS = Limit(500_000, "links of GPUs that are all connected")
 
 
 def _factor() -> float:

@@ -39,7 +39,11 @@ _WORDS: dict[str, str | None] = {"full_shard": "", "shard_grad_op": "no", "auto_
 def _is_sharded(given: Given) -> bool:
     """Whether parameters are FSDP's, by the Trainer's own arguments, or else by accelerate's configuration."""
     own = given[_FSDP.name]
-    return "fsdp" in given.launched.settings if own is None else own not in ("", [], False, "False", "false")
+    return "fsdp" in given.launched.settings if own is None else _is_asked(own)
+
+
+def _is_asked(fsdp: Any) -> bool:
+    return fsdp not in (None, "", [], False, "False", "false")
 
 
 def _is_of_deepspeed(given: Given) -> bool:
@@ -54,6 +58,8 @@ def _read_batch(given: Given) -> Settings:
 
 def _read_data(given: Given) -> Settings:
     again = {"recompute": "checkpoint"} if given[_UNIT_AGAIN.name] else {}
+    if _is_of_deepspeed(given) and _is_asked(given[_FSDP.name]):
+        raise given.refused(_FSDP.name, "is given together with deepspeed", "give one, as the Trainer asks")
     if _is_of_deepspeed(given) or (_is_sharded(given) and given[_FSDP.name] is None):
         return {}
     if not _is_sharded(given):

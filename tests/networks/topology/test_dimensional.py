@@ -99,6 +99,7 @@ def test_one_figure_stands_for_all_dimensions_and_a_link_may_differ() -> None:
         ({"topology": "Ring(4)_FC(2)"}, "'bandwidth' is missing"),
         ({"topology": "Ring(4)_FC(2)", "bandwidth": "-1 GB/s"}, "not a positive number"),
         ({"topology": "Ring(4000)_FC(2000)", "bandwidth": "1 GB/s"}, "8,000,000 GPUs are more than"),
+        ({"topology": "Ring(2)_FC(708)", "bandwidth": "1 GB/s"}, "500,556 links of GPUs that are all connected"),
         ({"topology": "Ring(4)_FC(2)", "bandwidth": "1 GB/s", "shape": [4, 2]}, "unknown key"),
         ({"topology": ["Ring"], "npus_count": [4], "bandwidth": ["1 GB/s"], "latency": [1]}, "as ASTRA-sim writes"),
         ({"topology": ["Ring"], "npus_count": [4], "bandwidth": [1]}, "'latency' is missing"),

@@ -123,6 +123,18 @@ WRONG = [
     ("trace.csv", "[4; 6; 8]", "4", r"trace\.csv: line 2: Operator_input: '4' is not a list"),
     ("trace.csv", "0,forward,1", "0,forwards,1", r"line 2: stage: 'forwards' is unknown; did you mean 'forward'\?"),
     ("trace.csv", "Operator_cudatime,", "Time,", r"trace\.csv: line 1: there is no column Operator_cudatime"),
+    (
+        "trace.csv",
+        "\n3,",
+        "\n1,",
+        r"line 4: OperatorID: operator 1 comes after operator 2; operators are in the order in which",
+    ),
+    (
+        "trace.csv",
+        "[6; 8; 40; 42],[],2,2,[128; 16; 128; 16],[],0,optimizer",
+        "[6],[],2,2,[128],[],0,forward",
+        "line 9: stage: a forw",
+    ),
     ("tensor.csv", "[4, 8]", "[4, 9]", r"tensor\.csv: line 2: TensorNumElement: 32 elements"),
     ("tensor.csv", "32,4,input", "32,3,input", r"tensor\.csv: line 2: TensorEachByte"),
     ("tensor.csv", "0,4,", "0,x,", r"tensor\.csv: line 2: TensorID: 'x' is not an integer"),

@@ -12,9 +12,10 @@ import numpy as np
 
 from triosim.compute import csv_table
 from triosim.compute.families import FamilyCalls
-from triosim.compute.fit.family_tables import FamilyTable
+from triosim.compute.fit.family_tables import FamilyTable, check_rate
 from triosim.errors import TriosimError
 
+_FLOAT, _HALF = "Float", "16 bit inputs"
 _SIZES = {"m": "N", "n": "M", "k": "K"}
 _TIME = "Time (msec)"
 _MILLISECOND = 1e-3
@@ -36,7 +37,7 @@ def read(path: str | os.PathLike[str]) -> list[FamilyTable]:
     parts: dict[str, list[int]] = {}
     cells = [dict(zip(sheet.header, row, strict=True)) for _, row in sheet.rows]
     for number, row in enumerate(cells):
-        parts.setdefault("float32" if row["precision"] == "Float" else "float16", []).append(number)
+        parts.setdefault(_dtype(row["precision"], f"{file}:{sheet.rows[number][0]}"), []).append(number)
     found = []
     lines = np.array([line for line, _ in sheet.rows])
     for dtype, rows in parts.items():
@@ -45,6 +46,13 @@ def read(path: str | os.PathLike[str]) -> list[FamilyTable]:
             sizes = [csv_table.size(cells[row][said], said, f"{file}:{lines[row]}") for row in rows]
             columns[name] = np.array(sizes, dtype=np.float64)
         times = [csv_table.seconds(cells[row][_TIME], _TIME, f"{file}:{lines[row]}", _MILLISECOND) for row in rows]
+        check_rate(columns, np.array(times), [f"{file}:{lines[row]}" for row in rows])
         gpus = np.array([cells[row]["gpu"] for row in rows])
         found.append(FamilyTable(FamilyCalls("product", dtype, columns), np.array(times), gpus, file, lines[rows]))
     return found
+
+
+def _dtype(precision: str, where: str) -> str:
+    if precision != _FLOAT and not precision.startswith(_HALF):
+        raise TriosimError(f"precision: '{precision}' is not known", where=where, fix=f"known: {_FLOAT}, {_HALF}")
+    return "float32" if precision == _FLOAT else "float16"

@@ -120,7 +120,7 @@ def read(path: str | os.PathLike[str], family: str | None = None, dtype: str | N
     }
     seconds = np.array([csv_table.seconds(*cell, _TIMES[time]) for cell in _cells(columns, time, where)])
     if found == "product":
-        _check_rate(shape, seconds, where)
+        check_rate(shape, seconds, where)
     if found == "attention":
         _check_heads(shape["num_heads"], shape["num_key_value_heads"], where)
     kinds = np.array(columns["OPName"]) if "OPName" in names else None
@@ -141,8 +141,8 @@ def _cells(columns: dict[str, list[str]], name: str, where: list[str]) -> list[t
     return [(cell, name, line) for cell, line in zip(columns[name], where, strict=True)]
 
 
-def _check_rate(shape: Mapping[str, Array], seconds: Array, where: list[str]) -> None:
-    """No GPU multiplies at such a rate: sizes or times have another unit."""
+def check_rate(shape: Mapping[str, Array], seconds: Array, where: list[str]) -> None:
+    """Raise ``TriosimError`` for products at a rate that no GPU has: sizes or times have another unit."""
     rates = 2.0 * shape.get("b", np.ones(1)) * shape["m"] * shape["n"] * shape["k"] / seconds
     if len(wrong := np.flatnonzero(rates > _FASTEST)):
         row = int(wrong[0])

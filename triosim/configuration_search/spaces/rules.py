@@ -158,7 +158,15 @@ _OPTIONAL = tuple(rule.name for rule in RULES if not rule.required)
 
 def rules_without(names: Iterable[str], where: str = "--without-rule") -> tuple[Rule, ...]:
     """Return the rules but for some, by name. Raises ``OptionError`` for one that does not exist or is required."""
+    required = {rule.name: rule for rule in RULES if rule.required}
     for name in names:
+        if name in required:
+            fix = (
+                "give no --network-budget"
+                if name == "price"
+                else f"those that can be left out are {', '.join(_OPTIONAL)}"
+            )
+            raise OptionError(f"'{name}' is a rule for all points: {required[name].text}", where=where, fix=fix)
         if name not in _OPTIONAL:
             raise OptionError(f"there is no rule '{name}' to leave out", where=where, fix=nearest(name, _OPTIONAL))
     return tuple(rule for rule in RULES if rule.name not in {*names})

@@ -102,8 +102,14 @@ def _operators(
 ) -> list[UnclassifiedOperator]:
     identities = TensorIdentities()
     operators: list[UnclassifiedOperator] = []
+    before = 0
     for line, row in _rows(path, OPERATOR_COLUMNS):
         cell = f"{path}: line {line}"
+        number = _integer(row["OperatorID"], f"{cell}: OperatorID")
+        if operators and number <= before:
+            what = f"operator {number} comes after operator {before}"
+            _fail(f"{cell}: OperatorID", what, "operators are in the order in which they ran: sort the rows")
+        before = number
 
         def tensors(column: str, row: dict[str, str] = row, cell: str = cell) -> list[RawTensor]:
             numbers = _integers(row[column], ";", f"{cell}: {column}")
@@ -119,6 +125,8 @@ def _operators(
         phase = next((phase for phase in PHASES if phase == stage), None)
         if phase is None:
             _fail(f"{cell}: stage", f"'{stage}' is unknown", nearest(stage, PHASES))
+        if phase == "forward" and operators and operators[-1].phase == "optimizer":
+            _fail(f"{cell}: stage", "a forward pass comes after the optimizer", "keep the rows of one step")
         given, returned = tensors("Operator_input"), tensors("Operator_output")
         inputs = [identities.read(raw) for raw in given]
         outputs = [identities.write(raw, given) for raw in returned]

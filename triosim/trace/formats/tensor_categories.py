@@ -71,11 +71,16 @@ def build(operators: list[UnclassifiedOperator], categories: Categories) -> tupl
         return tuple(built[one.id] for one in found)
 
     numbers = {operator: number for number, operator in enumerate(operators, 1)}
+
+    def forward_of(one: UnclassifiedOperator) -> int | None:
+        number = None if one.forward is None else numbers.get(one.forward)
+        return None if number is None or number > numbers[one] else number  # times that are damaged have it run later
+
     return tuple(
         Operator(
             *(numbers[one], one.name, one.phase, one.layer, tensors(one.inputs), tensors(one.outputs)),
             *(one.seconds, one.busy_seconds, one.host_seconds),
-            forward=None if one.forward is None else numbers.get(one.forward),
+            forward=forward_of(one),
             kernels=one.kernels,
             attributes=one.attributes,
         )

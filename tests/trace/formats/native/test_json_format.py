@@ -378,3 +378,9 @@ def test_whatever_bytes_are_changed_in_a_trace_it_is_read_or_the_file_is_named(
     except TraceError as error:
         message = str(error)
     assert str(file) in message
+
+
+def test_a_backward_pass_before_its_forward_pass_is_refused(good: dict[str, Any], tmp_path: Path) -> None:
+    good["operators"].reverse()
+    with pytest.raises(TraceError, match=r"operators\[\d\]\.forward: operator 1 comes later than its backward pass"):
+        read_back(good, tmp_path)

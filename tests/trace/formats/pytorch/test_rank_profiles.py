@@ -159,6 +159,16 @@ def test_a_group_that_is_cut_short_is_found_by_its_pattern_or_at_the_top(tmp_pat
             {},
             "whose ranks are not known",
         ),
+        (
+            launched(1, 0, 5, 9, "ncclDevKernel", **{**reduction(8), "Process Group Ranks": "[1, 7]"}),
+            {},
+            "all_reduce in group '.*' is between ranks 1,7; its ranks are some of the 2",
+        ),
+        (
+            launched(1, 0, 5, 9, "ncclDevKernel", **{**reduction(8), "In msg nelems": -8}),
+            {},
+            "a kernel of NCCL has -8 elements",
+        ),
         (EVENTS, {"distributedInfo": {"world_size": 2}}, "does not say which rank it is of"),
         (EVENTS, {"distributedInfo": {"rank": 0, "world_size": 2}}, "is of rank 0 of 2, as another is"),
         (EVENTS, {"distributedInfo": {"rank": 1, "world_size": 4}}, "is of 4 ranks, others of 2"),

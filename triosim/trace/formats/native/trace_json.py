@@ -178,9 +178,14 @@ class TraceReader(Checks):
             except (KeyError, TypeError):
                 read, made = (self.named(item[key], tensors, index, key) for key in ("inputs", "outputs"))
             found[number] = Operator(number, name, phase, layer, read, made, seconds, *details)
+        earlier: set[int] = set()
         for index, operator in enumerate(found.values()):
             if operator.forward is not None:
                 self.check_forward(operator.forward, found.get(operator.forward), index)
+                if operator.forward not in earlier:
+                    what = f"operator {operator.forward} comes later than its backward pass"
+                    self.fail(f"operators[{index}].forward", what, "give operators in the order in which they ran")
+            earlier.add(operator.id)
         for text, where in texts.items():
             self.text(text, where)
         return tuple(found.values())

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from triosim.errors import TraceError
 from triosim.trace.autograd import ACCUMULATE_GRAD
+from triosim.trace.formats.pytorch.joined_calls import last_step
 from triosim.trace.formats.pytorch.kineto import Profile
-from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
+from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep
 from triosim.trace.formats.unclassified import UnclassifiedOperator
 from triosim.trace.trace import SIMULATED
 

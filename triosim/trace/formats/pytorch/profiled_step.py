@@ -1,7 +1,6 @@
 """Converts the calls, kernels and modules of one profiled step to operators.
 
-Calls are joined to the execution trace by record-function id, or, in files that have none, by their order on each thread. A
-kernel belongs to the outermost call in which it was launched; a kernel launched outside of all calls is an operator of its
+A kernel belongs to the outermost call in which it was launched; a kernel launched outside of all calls is an operator of its
 own, so that no GPU time is lost. A backward node belongs to the forward call of the same sequence number.
 """
 
@@ -9,11 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from triosim.errors import TraceError
 from triosim.trace.autograd import ENGINE_PREFIX, short_name
 from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, USER_SCOPE, ExecutionTraceNode
 from triosim.trace.formats.pytorch.host_waits import HostWaits
-from triosim.trace.formats.pytorch.kineto import Profile, Span, Spans, Work
+from triosim.trace.formats.pytorch.joined_calls import FRAME, by_thread, join, last_step
+from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
 from triosim.trace.formats.unclassified import (
     CategoryHints,
     RawTensor,
@@ -36,7 +35,6 @@ _OPTIMIZER = (OPTIMIZER_STEP, "Optimizer.zero_grad#")
 _DATA = {"aten::to", "aten::_to_copy", "aten::copy_", "aten::randn", "aten::rand", "aten::randint", "aten::normal"}
 _DETACH = {"aten::detach", "detach"}
 _NCCL = "nccl"
-_FRAME = "[pytorch|profiler|execution_trace|"
 
 
 class _Call(NamedTuple):
@@ -72,7 +70,7 @@ class ProfiledStep:
         ]
         self._stated = _stated_categories(nodes)
         self.left_out = 0.0  # seconds of communication with other ranks
-        self._annotations = _by_thread([span for span in profile.calls if not span.name.startswith("aten::")])
+        self._annotations = by_thread([span for span in profile.calls if not span.name.startswith("aten::")])
         self._work, self._orphans = self._launched_by(window)
 
     @property
@@ -210,7 +208,7 @@ class ProfiledStep:
 
     def _launched_by(self, window: Span | None) -> tuple[dict[int, list[Work]], list[Work]]:
         """Return the GPU's work by the call that launched it, and the work that no call launched."""
-        threads = _by_thread([call.span for call in self.calls])
+        threads = by_thread([call.span for call in self.calls])
         by_span = {call.span: call for call in self.calls}
         by_external = {span.external: span for span in self.profile.calls if span.external is not None}
         found: dict[int, list[Work]] = {}
@@ -394,59 +392,13 @@ def world_of(profile: Profile) -> int:
     return world if isinstance(world, int) else 1
 
 
-def join(profile: Profile, nodes: list[ExecutionTraceNode], where: str) -> dict[int, Span]:
-    """Return the profiler's span of each node, by the node's number."""
-    by_function = {span.function: span for span in (*profile.calls, *profile.steps) if span.function is not None}
-    calls = [node for node in nodes if not node.name.startswith(_FRAME)]
-    if by_function:
-        found = {node.number: by_function[node.function] for node in calls if node.function in by_function}
-    else:
-        found = _join_by_order(profile, calls)
-    if not found:
-        what = "the profiler file and the execution trace have no call in common"
-        raise TraceError(what, where=where, fix="capture them in one run")
-    return found
-
-
-def _join_by_order(profile: Profile, calls: list[ExecutionTraceNode]) -> dict[int, Span]:
-    """Join by names: each thread of the execution trace is a stretch of a thread of the profile."""
-    threads: dict[int, list[ExecutionTraceNode]] = {}
-    for node in sorted(calls, key=lambda node: node.function):
-        threads.setdefault(node.thread, []).append(node)
-    spans = {thread: list(found.spans) for thread, found in _by_thread([*profile.calls, *profile.steps]).items()}
-    found: dict[int, Span] = {}
-    for nodes in threads.values():
-        names = [node.name for node in nodes]
-        for candidates in spans.values():
-            # Spans of one microsecond may nest either way round: the order in which they were numbered tells.
-            ordered = sorted(candidates, key=lambda span: (span.external or 0, span.start))
-            listed = [span.name for span in ordered]
-            starts = (at for at in range(len(listed) - len(names), -1, -1) if listed[at : at + len(names)] == names)
-            if (start := next(starts, None)) is not None:
-                found.update((node.number, ordered[start + index]) for index, node in enumerate(nodes))
-                break
-    return found
-
-
-def last_step(profile: Profile) -> Span | None:
-    """Return the last complete step: the profiler leaves a short one at the end when it stops between steps."""
-    counts = dict.fromkeys(profile.steps, 0)
-    for call in profile.calls:
-        for step in profile.steps:
-            if step.start <= call.start <= step.end:
-                counts[step] += 1
-    enough = 0.9 * max(counts.values(), default=0)
-    complete = [step for step in profile.steps if counts[step] >= enough]
-    return max(complete, key=lambda step: step.start) if complete else None
-
-
 def _outermost(nodes: list[ExecutionTraceNode], spans: dict[int, Span]) -> list[_Call]:
     """Return the calls that are inside of annotations only, in the order in which they began."""
     numbers = {node.number for node in nodes}
     found: list[_Call] = []
 
     def descend(node: ExecutionTraceNode, annotations: tuple[str, ...]) -> None:
-        frame = node.name.startswith(_FRAME)
+        frame = node.name.startswith(FRAME)
         if frame or (node.scope == USER_SCOPE and not node.name.startswith(CATEGORY_PREFIX)):
             named = () if frame or node.name.startswith("ProfilerStep#") else (node.name,)
             for child in node.children:
@@ -458,13 +410,6 @@ def _outermost(nodes: list[ExecutionTraceNode], spans: dict[int, Span]) -> list[
         if node.parent not in numbers or node.parent >= node.number:
             descend(node, ())
     return sorted(found, key=lambda call: call.node.number)
-
-
-def _by_thread(spans: list[Span]) -> dict[str, Spans]:
-    threads: dict[str, list[Span]] = {}
-    for span in spans:
-        threads.setdefault(span.thread, []).append(span)
-    return {thread: Spans(found) for thread, found in threads.items()}
 
 
 def _stated_categories(nodes: list[ExecutionTraceNode]) -> list[_StatedCategory]:

@@ -17,10 +17,11 @@ from triosim.input_files.reading import head
 from triosim.trace.formats import tensor_categories
 from triosim.trace.formats.pytorch import execution_trace, kineto, memory_events, profiler_only
 from triosim.trace.formats.pytorch.execution_trace import ExecutionTraceNode
+from triosim.trace.formats.pytorch.joined_calls import join
 from triosim.trace.formats.pytorch.kineto import Profile
 from triosim.trace.formats.pytorch.light_profiles import with_light_times
 from triosim.trace.formats.pytorch.partial_steps import check_step
-from triosim.trace.formats.pytorch.profiled_step import ProfiledStep, join, world_of
+from triosim.trace.formats.pytorch.profiled_step import ProfiledStep, world_of
 from triosim.trace.formats.pytorch.ranks import rank_profiles, samples
 from triosim.trace.formats.pytorch.ranks.rank_calls import INFERRED
 from triosim.trace.task_streams import TaskStreams

@@ -24,8 +24,9 @@ from triosim.errors import TraceError
 from triosim.trace.autograd import ACCUMULATE_GRAD, ENGINE_PREFIX
 from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, DTYPES, USER_SCOPE, ExecutionTraceNode
 from triosim.trace.formats.pytorch.inferred_updates import InferredUpdates
+from triosim.trace.formats.pytorch.joined_calls import last_step
 from triosim.trace.formats.pytorch.kineto import Profile, Span
-from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, OPTIMIZER_STEP, last_step
+from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, OPTIMIZER_STEP
 from triosim.trace.formats.unclassified import RawTensor
 from triosim.trace.trace import Category
 

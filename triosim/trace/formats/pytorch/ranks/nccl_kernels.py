@@ -10,6 +10,7 @@ from typing import Any
 from triosim.errors import TraceError
 from triosim.trace.group_families import WORLD, GroupFamilies, Ranks
 from triosim.trace.trace import Communication, CommunicationKind
+from triosim.units import MOST_BYTES, format_ranks
 
 _KINDS: Mapping[str, CommunicationKind] = {
     **dict.fromkeys(("allreduce", "allreduce_coalesced", "all_reduce"), "all_reduce"),
@@ -76,7 +77,12 @@ def purposes_of(distributed: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def transfer_of(
-    stated: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], groups: Mapping[str, Ranks], rank: int, where: str
+    stated: Mapping[str, Any],
+    calls: Sequence[Mapping[str, Any]],
+    groups: Mapping[str, Ranks],
+    rank: int,
+    world: int,
+    where: str,
 ) -> Transfer:
     """Return what a kernel carries, by what is stated of it, or else of the ``calls`` since the kernel before it.
 
@@ -84,10 +90,10 @@ def transfer_of(
     """
     name = stated.get("Collective name")
     if name in ("send", "recv"):
-        return Transfer((_message(stated, where),))
+        return Transfer((_message(stated, world, where),))
     if name not in _KINDS:  # a batch, of which each call says its own part
         calls = [call for call in calls if call.get("Collective name") in _KINDS]
-        messages = tuple(_message(call, where) for call in calls if call["Collective name"] in ("send", "recv"))
+        messages = tuple(_message(call, world, where) for call in calls if call["Collective name"] in ("send", "recv"))
         if messages:
             return Transfer(messages)
         if not calls:
@@ -96,28 +102,33 @@ def transfer_of(
                 what, where=where, fix="profile with PyTorch 2.3 or later, with ProfilerActivity.CPU and CUDA"
             )
         stated = calls[-1]
-    return Transfer((_collective(stated, groups, rank, where),))
+    return Transfer((_collective(stated, groups, rank, world, where),))
 
 
-def _message(stated: Mapping[str, Any], where: str) -> Part:
+def _message(stated: Mapping[str, Any], world: int, where: str) -> Part:
     kind = _KINDS[stated["Collective name"]]
     peer = stated.get("Dst Rank" if kind == "send" else "Src Rank")
     if not isinstance(peer, int):
         raise TraceError(f"a {kind} does not say its other rank", where=where, fix="profile with PyTorch 2.4 or later")
-    return Part(kind, (), "", max(_sizes(stated)), peer=peer)
+    if not 0 <= peer < world:
+        raise TraceError(f"a {kind} is to or from rank {peer}", where=where, fix=f"there are ranks 0-{world - 1}")
+    return Part(kind, (), "", max(_sizes(stated, where)), peer=peer)
 
 
-def _collective(stated: Mapping[str, Any], groups: Mapping[str, Ranks], rank: int, where: str) -> Part:
+def _collective(stated: Mapping[str, Any], groups: Mapping[str, Ranks], rank: int, world: int, where: str) -> Part:
     kind = _KINDS[stated["Collective name"]]
     group = str(stated.get("Process Group Name", ""))
     members = _members(stated, groups, group)
+    if len({*members}) < len(members) or not all(0 <= one < world for one in members):
+        what = f"{kind} in group '{group}' is between ranks {format_ranks(members)}"
+        raise TraceError(what, where=where, fix=f"its ranks are some of the {world}, each once")
     if rank not in members:
         raise TraceError(
             f"{kind} in group '{group}', whose ranks are not known",
             where=where,
             fix="profile with PyTorch 2.4 or later",
         )
-    given, got = _sizes(stated)
+    given, got = _sizes(stated, where)
     nbytes = {
         "all_gather": max(got, given * len(members)),
         "gather": max(got, given * len(members)),
@@ -155,10 +166,14 @@ def _numbers(value: object) -> tuple[int, ...]:
     return tuple(found) if isinstance(found, list) and all(isinstance(one, int) for one in found) else ()
 
 
-def _sizes(stated: Mapping[str, Any]) -> tuple[float, float]:
+def _sizes(stated: Mapping[str, Any], where: str) -> tuple[float, float]:
     """Return the bytes that go in and come out."""
     each = _BYTES.get(str(stated.get("dtype")), 1)
-    return tuple(float(stated.get(key) or 0) * each for key in ("In msg nelems", "Out msg nelems"))  # type: ignore[return-value]
+    given, got = (stated.get(key) or 0 for key in ("In msg nelems", "Out msg nelems"))
+    for count in (given, got):
+        if not isinstance(count, (int, float)) or not 0 <= count * each <= MOST_BYTES:
+            raise TraceError(f"a kernel of NCCL has {count!r} elements", where=where, fix="give a count from 0 on")
+    return float(given * each), float(got * each)
 
 
 def _shares(stated: Mapping[str, Any], given: float) -> tuple[float, ...] | None:

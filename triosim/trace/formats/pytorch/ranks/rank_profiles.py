@@ -18,8 +18,9 @@ from typing import Any
 from triosim.errors import TraceError
 from triosim.trace.copies import COPIED_BYTES, COPY_LABEL, COPY_STREAM, is_host_copy
 from triosim.trace.formats.pytorch.host_waits import HostWaits, blocks
+from triosim.trace.formats.pytorch.joined_calls import last_step
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
-from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, OPTIMIZER_STEP, last_step
+from triosim.trace.formats.pytorch.profiled_step import MICROSECONDS, OPTIMIZER_STEP, world_of
 from triosim.trace.formats.pytorch.ranks import missing_ranks
 from triosim.trace.formats.pytorch.ranks.nccl_kernels import Transfer, purposes_of, transfer_of
 from triosim.trace.formats.pytorch.ranks.rank_calls import INFERRED, calls_of
@@ -327,7 +328,12 @@ class _RankReader:
             since, until = bisect.bisect_right(starts, before), bisect.bisect_right(starts, work.returned)
             beside = [one.arguments for one in calls[since:until]]
             found[id(work)] = transfer_of(
-                work.arguments, beside, groups, self._rank, f"{self._source}: rank {self._rank}"
+                work.arguments,
+                beside,
+                groups,
+                self._rank,
+                world_of(self._profile),
+                f"{self._source}: rank {self._rank}",
             )
             before = work.returned
         return found

@@ -18,8 +18,9 @@ from fractions import Fraction
 
 from triosim.trace.autograd import ENGINE_PREFIX
 from triosim.trace.formats import tensor_categories
+from triosim.trace.formats.pytorch.joined_calls import last_step
 from triosim.trace.formats.pytorch.kineto import Profile, Work
-from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep, last_step
+from triosim.trace.formats.pytorch.profiled_step import OPTIMIZER_STEP, ProfiledStep
 from triosim.trace.formats.pytorch.ranks.nccl_kernels import Part, purposes_of
 from triosim.trace.formats.pytorch.ranks.rank_calls import RankCalls
 
