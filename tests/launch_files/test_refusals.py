@@ -28,6 +28,10 @@ def refused(folder: Path, name: str, text: str) -> str:
     [
         ("[training]\nseqlen = 8\n", "job.toml:2: training.seqlen: is no key of torchtitan that triosim knows; did you mean "
          "'training.seq_len'?"),
+        ("[training]\nnew_thing = 8\n", "job.toml:2: training.new_thing: is no key of torchtitan that triosim knows; leave it "
+         "out, or give --ignore-unknown"),
+        ("[trainin]\nseq_len = 8\n", "job.toml:2: trainin.seq_len: is no key of torchtitan that triosim knows; did you mean "
+         "'training.seq_len'?"),
         ("[training]\nseq_len = 'x'\n", "job.toml:2: training.seq_len: 'x' is not a whole number; give 1 or more"),
         ("[model]\nname='llama3'\nflavor = '70B'\n", "job.toml:3: model.flavor: '70B' is not llama3-8b, which is '8B'; name "
          "the file's model"),

@@ -183,7 +183,9 @@ class Reading:
 
     def _unknown(self, name: str, entry: Entry, unmodelled: Iterable[str]) -> OptionError:
         known = [*self.framework.keys, *unmodelled, *self.framework.without_effect]
-        near = nearest(name, known, 0)
+        section, dot, key = name.rpartition(".")
+        beside = [one.rpartition(".")[2] for one in known if dot and one.rpartition(".")[0] == section]
+        near = nearest(key, beside, 0).replace("mean '", f"mean '{section}.") if beside else nearest(name, known, 0)
         fix = near if near.startswith("did you mean") else "leave it out, or give --ignore-unknown"
         return OptionError(f"is no key of {self.framework.name} that triosim knows", where=entry.where, fix=fix)
 
