@@ -186,6 +186,12 @@ def test_what_memory_allows_is_neither_offloaded_nor_computed_again(tmp_path: Pa
     assert back["offload none -> optimizer=host",]["gain"] < 0
 
 
+def test_a_key_that_means_nothing_for_one_replica_stays(tmp_path: Path) -> None:
+    """With tp on all GPUs no optimizer is divided, whether or not the file still asks for that."""
+    found = advised(tmp_path, "job.sh", OFFLOADED.replace("parallel-size 2", "parallel-size 4"))["tp 4 -> 8",]
+    assert [one.partition("job.sh:")[2] for one in found["edits"]] == ["2: --tensor-model-parallel-size: write 8"]
+
+
 def test_a_new_axis_is_as_the_framework_has_it(tmp_path: Path) -> None:
     """torchtitan divides tokens wherever it divides tensors; Megatron-LM asks for that."""
     alone = JOB.replace("tensor_parallel_degree = 4", "tensor_parallel_degree = 1")

@@ -130,7 +130,8 @@ def job_of(subject: str, config: RunConfig, gpus: int, traced: int = 1) -> Job:
     settings |= {"micro_batch_size": samples // micro_batches, "micro_batches": micro_batches, **own}
     without = {name for axis, names in _OF_AXIS.items() if axis not in sizes for name in names}
     described = _OF_STACK if model.described else ()
-    read = {option.name for option in parallelisms.options} | {"gradient_dtype"}
+    dividing = [part for part in parallelisms.all if part.axis not in SIZES or {part.axis, "cp"} & {*sizes}]
+    read = {option.name for part in dividing for option in part.read_options} | {"gradient_dtype"}
     for name in (*COMMON, *flags()):
         option = option_named(name)
         ours = option.of_step and name not in settings and name not in without and name not in described
