@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,21 +66,26 @@ class RandomStates:
 
 
 class _Fp8Product(torch.autograd.Function):
-    """x [tokens, k] times the transpose of weight [n, k], and its two gradients, in fp8."""
+    """x [tokens, k] times the transpose of weight [n, k], and its two gradients, in fp8.
+
+    ``original`` keeps x as it is, which something else keeps too, and converts it once more in the backward pass.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, original: bool) -> torch.Tensor:
         narrow, weights = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
-        ctx.save_for_backward(narrow.t().contiguous(), weights.t().contiguous())
-        ctx.dtype = x.dtype
+        ctx.save_for_backward(x if original else narrow.t().contiguous(), weights.t().contiguous())
+        ctx.dtype, ctx.original = x.dtype, original
         return _scaled(narrow, weights.t(), x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         inputs, weights = ctx.saved_tensors
+        if ctx.original:
+            inputs = inputs.to(torch.float8_e4m3fn).t().contiguous()
         grad = grads[0].to(torch.float8_e5m2)
         of_x = _scaled(grad, weights.t(), ctx.dtype)
-        return of_x, _scaled(grad.t().contiguous(), inputs.t(), ctx.dtype)
+        return of_x, _scaled(grad.t().contiguous(), inputs.t(), ctx.dtype), None
 
 
 def _scaled(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -89,6 +95,8 @@ def _scaled(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> to
 
 class Linear(nn.Linear):
     """A layer whose product is in fp8 where that is on, and a rank's part of one under tensor parallelism."""
+
+    save_original_input = False
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, **given: Any) -> None:
         self.parallel = Parallel.of(given)
@@ -104,17 +112,21 @@ class Linear(nn.Linear):
 
     def forward(self, inp: torch.Tensor, *_: Any, **__: Any) -> Any:
         """Return the product, and the bias added, or beside it where that was asked for."""
-        found = self.parallel.product(_product, inp, self.weight, None if self.return_bias else self.bias)
+        product = partial(_product, original=self.save_original_input)
+        found = self.parallel.product(product, inp, self.weight, None if self.return_bias else self.bias)
         return (found, self.bias) if self.return_bias else found
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, original: bool = False
+) -> torch.Tensor:
     if torch.is_autocast_enabled("cuda"):
         to = torch.get_autocast_dtype("cuda")
         x, weight = x.to(to), weight.to(to)
     if not _fp8[-1]:
         return F.linear(x, weight, bias)
-    found = _Fp8Product.apply(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
+    found = _Fp8Product.apply(x.flatten(0, -2), weight, original)  # type: ignore[no-untyped-call]
+    found = found.unflatten(0, x.shape[:-1])
     return found if bias is None else found + bias.to(found.dtype)
 
 
@@ -141,6 +153,8 @@ class LayerNormLinear(Linear):
 class GroupedLinear(nn.Module):
     """A product for each expert, of the rows that it gets."""
 
+    save_original_input = False
+
     def __init__(self, num_gemms: int, in_features: int, out_features: int, bias: bool = True, **given: Any) -> None:
         super().__init__()
         self.parallel_mode, self.num_gemms = given.get("parallel_mode"), num_gemms
@@ -157,7 +171,8 @@ class GroupedLinear(nn.Module):
         )
         added = [None] * self.num_gemms if self.return_bias else biases
         parts = zip(inp.split(list(m_splits)), weights, added, strict=True)
-        found = torch.cat([_product(rows, weight, bias) for rows, weight, bias in parts])
+        original = self.save_original_input
+        found = torch.cat([_product(rows, weight, bias, original=original) for rows, weight, bias in parts])
         return (found, biases) if self.return_bias else found
 
 

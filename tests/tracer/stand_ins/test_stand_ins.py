@@ -69,6 +69,33 @@ def test_a_script_runs_with_the_kernels_operators_and_each_package_is_named(
     assert not any(name in sys.modules for name in PACKAGES)
 
 
+#: A product of which the input is kept as fp8, or as it was, which is one that something else keeps.
+KEPT = """
+import sys, torch
+import transformer_engine.pytorch as te
+layer = te.Linear(1024, 1024, params_dtype=torch.bfloat16, bias=False)
+layer.save_original_input = sys.argv[1] == "original"
+x = torch.randn(8192, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+before = torch.cuda.memory_allocated()
+with te.fp8_autocast(enabled=True):
+    out = layer(x)
+print(torch.cuda.memory_allocated() - before - out.nbytes)
+out.sum().backward()
+"""
+
+
+@absent
+@pytest.mark.parametrize(("how", "rows"), [("narrow", 8192), ("original", 0)])
+def test_a_layer_in_fp8_keeps_its_input_as_it_was_where_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str, rows: int
+) -> None:
+    """Of each the weight, 1,024 by 1,024 bytes, is kept as well; an x that is the script's takes no bytes more."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(KEPT, encoding="utf-8")
+    assert run(["run", "--gpu", "H100", "--stand-in", "transformer_engine", "-q", "train.py", how]) == 0
+    assert int(capsys.readouterr().out.splitlines()[0]) == (1024 + rows) * 1024
+
+
 @absent
 def test_without_the_option_the_error_says_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
