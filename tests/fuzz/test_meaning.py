@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.fuzz.kinds import KINDS
@@ -196,3 +199,47 @@ def test_a_row_that_no_system_has_is_refused(kind: str, old: str, new: str, says
     ended = run(found.commands[0].split(), tmp_path)
     assert ended.status == 0, ended.errors
     assert says in " ".join(ended.output.split())
+
+
+def made(kind: str, folder: Path) -> Path:
+    next(one for one in KINDS if one.name == kind).make(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("old", "new"), [('"step_time_s":', '"step_time_s":-'), ('"peak_bytes":', '"peak_bytes":-')])
+def test_a_study_with_figures_that_no_step_has_is_refused(old: str, new: str, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(made("study", tmp_path) / "study.db")) as study:
+        study.execute("UPDATE outcomes SET outcome = replace(outcome, ?, ?)", (old, new))
+        study.commit()
+    ended = run(["search", "--show", "study.db"], tmp_path)
+    assert ended.status == 2
+    assert "study.db: is damaged: it holds what no search wrote" in ended.errors
+
+
+@pytest.mark.parametrize("time", [-1e-6, np.nan, np.inf])
+def test_fitted_models_with_times_that_no_operator_takes_are_refused(time: float, tmp_path: Path) -> None:
+    path = made("models", tmp_path) / "models.npz"
+    arrays = dict(np.load(path, allow_pickle=False))
+    arrays["law 0 seconds"][0] = time
+    np.savez(path, **arrays)
+    ended = run(["simulate", "trace.json", "--models", "models.npz", "-p", "ddp", "-n", "2"], tmp_path)
+    assert ended.status == 2
+    assert "models.npz: is not a file of fitted models" in ended.errors
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [('{"1": [0, 9]}', "group 1 has rank 9 of 4"), ('{"1": [0, 0, 1, 2, 3]}', "group 1 has a rank twice")],
+)
+def test_groups_of_graphs_with_ranks_that_are_none_are_refused(groups: str, says: str, tmp_path: Path) -> None:
+    (made("chakra", tmp_path) / "graphs" / "comm_group.json").write_text(groups)
+    ended = run(["simulate", "graphs/step"], tmp_path)
+    assert ended.status == 2
+    assert says in ended.errors
+
+
+def test_a_rank_without_a_graph_is_named(tmp_path: Path) -> None:
+    (made("chakra", tmp_path) / "graphs" / "step.2.et").unlink()
+    ended = run(["simulate", "graphs/step"], tmp_path)
+    assert ended.status == 2
+    assert "graphs/step: rank 2 of 4 has no file" in ended.errors

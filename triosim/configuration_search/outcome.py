@@ -10,15 +10,19 @@ The states, in the order in which a search finds them out:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from triosim.results.result import Result
 from triosim.results.values import RankTimes, mean_of_ranks
+from triosim.units import LONGEST_SECONDS
 
 State = Literal["out_of_memory", "excluded", "refused", "simulated"]
 STATES: tuple[State, ...] = get_args(State)
+#: Seconds that a difference of times may be below zero.
+_ROUNDING = 1e-6
 
 #: What a point's figures have of the metrics of a result, under the same names.
 _METRICS = ("tokens_per_s", "mfu", "bubble_fraction", "energy_j", "cost")
@@ -120,14 +124,26 @@ class Outcome:
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Outcome:
-        """Return the outcome that ``plain`` gave. Raises ``KeyError`` or ``TypeError`` for anything else."""
+        """Return the outcome that ``plain`` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` otherwise."""
         given = {one.name: plain[one.name] for one in fields(cls) if one.name in plain}
-        readers = {"memory": lambda memory: Memory(**memory), "figures": _figures, "at_bound": _figures}
+        readers = {"memory": _memory, "figures": _figures, "at_bound": _figures}
         return cls(**given | {name: reader(given[name]) for name, reader in readers.items() if name in given})
+
+
+def _memory(plain: Mapping[str, Any]) -> Memory:
+    found = Memory(**plain)
+    if not (0.0 <= found.peak_bytes < math.inf and found.capacity_bytes >= 0.0):
+        raise ValueError("bytes that no GPU has")
+    return found
 
 
 def _figures(plain: Mapping[str, Any]) -> Figures:
     """Return the figures of which JSON made lists of the tuples."""
     interval = plain["interval"]
     doubts = tuple((str(source), float(error)) for source, error in plain["doubts"])
+    numbers = [value for name, value in plain.items() if name not in ("interval", "doubts") and value is not None]
+    if not 0.0 < plain["step_time_s"] <= LONGEST_SECONDS or not all(
+        -_ROUNDING <= value < math.inf for value in numbers
+    ):
+        raise ValueError("figures that no step has")
     return Figures(**{**plain, "interval": interval and tuple(interval), "doubts": doubts})

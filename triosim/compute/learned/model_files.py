@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import struct
 import tokenize
@@ -101,6 +102,8 @@ def load(path: str | os.PathLike[str]) -> FittedModels:
         regressions = [
             KindRegression.from_stored(one, arrays, f"law {number}") for number, one in enumerate(about.get("laws", ()))
         ]
+        if any(one.error < 0 or not all(0 < time < math.inf for time in one.measured.values()) for one in regressions):
+            raise ValueError("an error or a time below zero")
         return FittedModels(models, regressions)
     except OSError as error:
         raise TriosimError(f"cannot be read: {error.strerror or error}", where=name) from error
